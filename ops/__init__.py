@@ -1,1 +1,1 @@
-
+"""What an operator runs: the command line, benchmarks, deployment files."""

@@ -1,0 +1,1 @@
+"""Benchmarks, chaos and the makers of synthetic models; nothing here is imported by the product."""
