@@ -1,0 +1,25 @@
+"""GGUF files: a bounded reader for every Prism-compatible container, and exact decoding of tensor data.
+
+`open_gguf(path)` gives a `GgufFile` or raises `ModelError` with one sentence; `dequantize` turns tensor bytes into
+float32. Nothing in this package imports numba.
+"""
+
+from __future__ import annotations
+
+from .dequantize import dequantize
+from .file import GgufFile, TensorInfo, gguf_from_buffers, open_gguf
+from .hadamard import HadamardSpec
+from .metadata import Metadata
+from .types import SUPPORTED, TensorType
+
+__all__ = [
+    "SUPPORTED",
+    "GgufFile",
+    "HadamardSpec",
+    "Metadata",
+    "TensorInfo",
+    "TensorType",
+    "dequantize",
+    "gguf_from_buffers",
+    "open_gguf",
+]
