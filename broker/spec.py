@@ -26,6 +26,7 @@ MAX_STOP_CHARS = 1_024
 MAX_MESSAGES = 10_000
 MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 1 << 20
+HISTORIES = ("auto", "append", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class RequestSpec:
     """Number of alternatives to report for each token; None: no log-probabilities."""
     template: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, such as `tools` or `enable_thinking`."""
+    history: str = "auto"
+    """How `messages` relate to the conversation's transcript. `append`: they are new ones after it. `replace`: they are the
+    whole list. `auto`: the whole list if an assistant message is among them or a system message comes first, else new."""
 
     def __post_init__(self) -> None:
         self._check_input()
@@ -80,6 +84,8 @@ class RequestSpec:
         if type(self.template) is not dict:
             raise InvalidRequest(f"template must be a map of template variables, got {_short(self.template)}")
         _plain(self.template, "template")
+        if self.history not in HISTORIES:
+            raise InvalidRequest(f"history must be one of {', '.join(HISTORIES)}, got {_short(self.history)}")
 
     def _check_input(self) -> None:
         given = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
