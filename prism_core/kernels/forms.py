@@ -12,7 +12,19 @@ from llvmlite import ir
 from prism_core.kernels.target import Target, target
 from prism_core.kernels.vectors import F16, F32, I8, I16, I32, by_width, call, shuffled
 
-__all__ = ["dot_ss", "dot_us", "exp", "float_to_half", "fma", "half_to_float", "lookup16", "maddubs", "maddwd", "sign"]
+__all__ = [
+    "dot_ss",
+    "dot_us",
+    "exp",
+    "float_to_half",
+    "fma",
+    "half_to_float",
+    "lookup16",
+    "lookup64",
+    "maddubs",
+    "maddwd",
+    "sign",
+]
 
 
 def _vector(element: Any, lanes: int) -> Any:
@@ -105,6 +117,20 @@ def lookup16(builder: Any, table: Any, indices: Any) -> Any:
         return result
 
     return by_width(builder, _native(names, I8, 1), generic, [table, indices])
+
+
+def lookup64(builder: Any, table: Any, indices: Any) -> Any:
+    """table[index & 63] for 64 index bytes: one permutation, or a look-up per 16 bytes of the table."""
+    if target().vbmi:
+        return call(builder, "llvm.x86.avx512.permvar.qi.512", indices.type, [table, indices])
+    low = builder.and_(indices, _splat(indices.type, 15))
+    result = _splat(indices.type, 0)
+    for part in range(4):
+        wide = shuffled(builder, table, table, [16 * part + lane % 16 for lane in range(64)])
+        here = builder.and_(indices, _splat(indices.type, 48))
+        here = builder.icmp_unsigned("==", here, _splat(indices.type, 16 * part))
+        result = builder.select(here, lookup16(builder, wide, low), result)
+    return result
 
 
 def _even_odd(builder: Any, bytes_: Any, right: str) -> tuple[Any, Any]:

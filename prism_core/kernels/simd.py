@@ -1,7 +1,7 @@
 """The vector vocabulary of the kernels: generic LLVM vector code, with a processor's own instruction where one counts.
 
 Types are named as in `vectors` (`i8x32`, `f32x8`, ...). Operations take vectors of any width and check their types when
-a kernel is compiled. Only lookup16, maddubs, maddwd, sign, dot_us, dot_ss, fma and the float16 conversions
+a kernel is compiled. Only lookup16, lookup64, maddubs, maddwd, sign, dot_us, dot_ss, fma and the float16 conversions
 depend on the processor; for arguments inside their stated range all forms of each give the same bits, but for `fma`,
 which rounds once where there is hardware for it and twice elsewhere.
 
@@ -70,6 +70,25 @@ def store(_context: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, value), generate
+
+
+@intrinsic
+def store_first(_context: Any, address: Any, value: Any, count: Any) -> Any:
+    """Write the first `count` lanes of a vector at an address (none if count <= 0), and touch nothing beyond."""
+    if not isinstance(value, Vector):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        index = ir.VectorType(I32, value.lanes)
+        lanes = ir.Constant(index, [ir.Constant(I32, lane) for lane in range(value.lanes)])
+        limit = splatted(builder, builder.trunc(arguments[2], I32), value.lanes)
+        where = pointer(builder, arguments[0], value.llvm)
+        mask = builder.icmp_signed("<", lanes, limit)
+        name = f"llvm.masked.store.v{value.lanes}{value.element}.p0"
+        call(builder, name, ir.VoidType(), [arguments[1], where, ir.Constant(I32, 1), mask])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value, types.int64), generate
 
 
 def _splatter(kind: Vector) -> Any:
@@ -478,6 +497,14 @@ def lookup16(_context: Any, table: Any, indices: Any) -> Any:
         return forms.lookup16(builder, wide, arguments[1])
 
     return indices(table, indices), generate
+
+
+@intrinsic
+def lookup64(_context: Any, table: Any, indices: Any) -> Any:
+    """Bytes of a 64-byte table by the low 6 bits of 64 index bytes (both i8x64)."""
+    if table is not i8x64 or indices is not i8x64:
+        return None
+    return i8x64(table, indices), lambda context, builder, signature, arguments: forms.lookup64(builder, *arguments)
 
 
 def _dot(emit: Any) -> Any:

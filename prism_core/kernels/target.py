@@ -53,6 +53,8 @@ class Target:
     vnni: bool
     """vpdpbusd on 128 and 256 bits."""
     vnni512: bool
+    vbmi: bool
+    """AVX-512 with byte permutations over 64 bytes."""
     dotprod: bool
     """AArch64 sdot."""
 
@@ -87,6 +89,7 @@ def probe(triple: str, name: str, features: str) -> Target:
         half=found["half"],
         vnni=avx2 and ("+avxvnni" in words or {"+avx512vnni", "+avx512vl"} <= words),
         vnni512=avx512 and "+avx512vnni" in words,
+        vbmi=avx512 and "+avx512vbmi" in words,
         dotprod=arch == "aarch64" and "+dotprod" in words,
     )
 

@@ -97,6 +97,24 @@ def check_wide() -> None:
         assert (out[256:].view(np.int8) == a * np.sign(b)).all()
 
 
+@kernel("void(int64, int64, int64, int64)")
+def look_up_and_store_first(table, indices, out, count):
+    found = simd.lookup64(simd.load_i8x64(table), simd.load_i8x64(indices))
+    simd.store(out, found)
+    simd.store_first(out + 64, simd.as_f32x16(found), count)
+
+
+def check_lookup64() -> None:
+    table, indices = (rng.integers(0, 256, 64).astype(np.uint8) for _ in range(2))
+    for count in (-3, 0, 5, 16, 99):
+        out = np.full(136, 7, np.uint8)
+        look_up_and_store_first(address(table), address(indices), address(out), count)
+        written = 4 * min(max(count, 0), 16)
+        assert (out[:64] == table[indices & 63]).all()
+        assert (out[64 : 64 + written] == out[:written]).all()
+        assert (out[64 + written :] == 7).all()
+
+
 @device
 def halve(x):
     return simd.mul(x, simd.splat_f32x8(0.5))
@@ -219,6 +237,7 @@ if __name__ == "__main__":
     print("seed", SEED, target())
     check_bytes()
     check_wide()
+    check_lookup64()
     check_floats()
     check_halves()
     check_memory()
