@@ -1,0 +1,86 @@
+"""Byte-level BPE (`tokenizer.ggml.model` = gpt2), merged by the Rust library `tokenizers`.
+
+Invariant: no control or unknown token is ever produced from text: they are kept out of the merge table.
+Text is not normalised (a Hugging Face Qwen tokenizer would apply NFC; the GGUF engines do not, and neither do we).
+A byte that has no token is dropped silently, as in the engine that the reference values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as RustTokenizer
+
+from prism_core.errors import InvalidRequest, ModelError
+from prism_core.tokenizer.pretokenizers import PreTokenizer
+from prism_core.tokenizer.vocabulary import BYTE_TO_CHAR, CONTROL, MAX_MERGES, UNKNOWN, Vocabulary
+
+MAX_PIECE_BYTES: Final = 64 * 1024
+
+
+class BpeEncoder:
+    """Text to ids, without any special token; `after_special` is of no consequence for BPE."""
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, object], pre: PreTokenizer) -> None:
+        control = set(vocabulary.ids_of_type(CONTROL, UNKNOWN))
+        merges = _merges(metadata, vocabulary, control)
+        ids = dict(vocabulary.ids)
+        for index in control:
+            ids.pop(vocabulary.texts[index], None)
+        # A byte without a token still parts its neighbours: it gets an id beyond the vocabulary, removed afterwards.
+        self._limit = len(vocabulary)
+        missing = [char for char in BYTE_TO_CHAR if char not in ids]
+        ids.update(zip(missing, range(self._limit, self._limit + len(missing)), strict=True))
+        self._drop = bool(missing)
+        self._splits = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+        )
+        self._tokenizer = RustTokenizer(models.BPE(ids, merges, ignore_merges=pre.whole_pieces))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [self._splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    def encode(self, text: str, after_special: bool = True) -> list[int]:
+        """Ids of a text of at most MAX_INPUT_BYTES; InvalidRequest if one of its pieces is too long."""
+        if len(text) > MAX_PIECE_BYTES // 4:
+            self._check_pieces(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [index for index in ids if index < self._limit] if self._drop else ids
+
+    def _check_pieces(self, text: str) -> None:
+        for piece, _ in self._splits.pre_tokenize_str(text):
+            if len(piece) > MAX_PIECE_BYTES // 4 and len(piece.encode()) > MAX_PIECE_BYTES:
+                raise InvalidRequest(
+                    f"the text holds an unbroken piece of {len(piece.encode())} bytes, starting {piece[:20]!r}; "
+                    f"at most {MAX_PIECE_BYTES} bytes may stand without a break"
+                )
+
+
+def _merges(metadata: Mapping[str, object], vocabulary: Vocabulary, control: set[int]) -> list[tuple[str, str]]:
+    key = "tokenizer.ggml.merges"
+    lines = metadata.get(key)
+    if not isinstance(lines, (list, tuple)):
+        raise ModelError(f"{key} must be an array of strings" if lines is not None else f"{key} is missing")
+    if len(lines) > MAX_MERGES:
+        raise ModelError(f"{key} has {len(lines)} entries; at most {MAX_MERGES} are supported")
+    ids = vocabulary.ids
+    merges: list[tuple[str, str]] = []
+    for index, line in enumerate(lines):
+        if not isinstance(line, str):
+            raise ModelError(f"{key}[{index}] must be a string, not {type(line).__name__}")
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise ModelError(f"{key}[{index}] is {line!r}; two tokens with one space between them are needed")
+        if left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
+        else:
+            unknown = next(part for part in (left, right, left + right) if part not in ids)
+            raise ModelError(f"{key}[{index}] is {line!r}, but {unknown!r} is no token")
+    if len(set(merges)) != len(merges):
+        merges = list(dict.fromkeys(merges))  # the first mention has the rank
+    if control:
+        texts = {vocabulary.texts[index] for index in control}
+        merges = [m for m in merges if m[0] + m[1] not in texts and texts.isdisjoint(m)]
+    return merges
