@@ -1,0 +1,1 @@
+"""Tests of the Runtime, its samplers and what they are made of."""
