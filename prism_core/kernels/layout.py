@@ -1,0 +1,45 @@
+"""What a weight layout says of itself; see `tiles` for the arithmetic that uses it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from prism_core.kernels.staging import Lanes, Place
+
+CODES_BYTES = 16 * 32
+"""Bytes of the codes of 16 rows x 32 columns."""
+
+
+class Layout(ABC):
+    """How a block of a tile is laid out, and how codes, scales and minimums come out of it."""
+
+    name: ClassVar[str]
+    block: ClassVar[int] = 32
+    """Columns of a block, a multiple of 32."""
+    block_bytes: ClassVar[int]
+    """Bytes of a block of a tile (8 rows)."""
+    scales_per_32: ClassVar[int] = 1
+    minimums_per_32: ClassVar[int] = 0
+    largest: ClassVar[int]
+    """The largest code; codes are unsigned bytes unless `signed`."""
+    offset: ClassVar[int] = 0
+    """What is subtracted from a code to get its value: 0 or a power of two."""
+    signed: ClassVar[bool] = False
+
+    @abstractmethod
+    def codes(self, place: Place, part: int) -> list[Lanes]:
+        """Eight i8x32 for the `part`-th 32 columns: vector j has, row by row, the codes of columns 4j to 4j + 3."""
+
+    @abstractmethod
+    def scales(self, place: Place, part: int) -> list[Lanes]:
+        """`scales_per_32` f32x8."""
+
+    def minimums(self, place: Place, part: int) -> list[Lanes]:
+        """`minimums_per_32` f32x8, to be added."""
+        return []
+
+    @property
+    def record(self) -> int:
+        """Bytes of 16 decoded rows x 32 columns: codes, then scales and minimums of 16 rows each."""
+        return CODES_BYTES + 64 * (self.scales_per_32 + self.minimums_per_32)
