@@ -1,0 +1,242 @@
+"""A model file, ready to run: its tokenizer, its packed weights, and decoders over them.
+
+`open_model` checks everything about a file before it allocates anything for it: container, architecture,
+hyperparameters, tensor shapes, rotation, tokenizer, and the memory that the model will need.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prism_core.engine import ModelDecoder
+from prism_core.errors import InvalidRequest, ModelError
+from prism_core.gguf import GgufFile, open_gguf
+from prism_core.kernels.families import family_for
+from prism_core.kernels.target import target
+from prism_core.kernels.threads import MAX_THREADS
+from prism_core.limits import MAX_CONTEXT_TOKENS
+from prism_core.models import build_graph, rotation
+from prism_core.models.assembly import Program, Scratch
+from prism_core.models.graph import Graph
+from prism_core.models.symbols import PAGE_TOKENS
+from prism_core.tokenizer import Tokenizer
+from prism_core.weights import Layout, Weights, load_weights, packed_type
+
+DEFAULT_CONTEXT_TOKENS = 4096
+TILE_TOKENS = 128
+"""Most tokens that one prefill call takes through the layers together."""
+
+Progress = Callable[[str, float], None]
+
+
+class Model:
+    """An open model. Made by `open_model`; `close` it, or use it in a `with` statement."""
+
+    def __init__(
+        self, file: GgufFile, graph: Graph, layout: Layout, *, threads: int, context_tokens: int, exact: bool,
+        tokenizer: Tokenizer,
+    ) -> None:  # fmt: skip
+        self._file, self._graph, self._layout = file, graph, layout
+        self.tokenizer = tokenizer
+        self.threads = threads
+        self.context_tokens = context_tokens
+        self.exact = exact
+        self.architecture = file.architecture
+        self.vocab_size = graph.hyper.vocab
+        self._weights: Weights | None = None
+        self._decoders: weakref.WeakSet[ModelDecoder] = weakref.WeakSet()
+
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 of the file and the numeric contract: equal identities give bit-equal logits."""
+        return f"{self._file.sha256()}+{numeric_contract(self.exact)}"
+
+    @property
+    def path(self) -> Path:
+        """The file as it was named."""
+        return self._file.path
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Map (or make) the packed weights. `decoder()` does it when nobody has."""
+        if self._weights is None:
+            self._file.check_unchanged()
+            self._weights = load_weights(self._file, self._layout, progress)
+
+    def decoder(self) -> ModelDecoder:
+        """A new decoder in the empty state; the first one compiles, or loads, the kernels."""
+        self.load()
+        assert self._weights is not None
+        program = Program(
+            self._graph,
+            self._weights.address,
+            self._layout.family,
+            tokens=min(TILE_TOKENS, self.context_tokens),
+            threads=self.threads,
+            cache_bytes=_cache_bytes(self.exact),
+        )
+        decoder = ModelDecoder(
+            program,
+            identity=self.identity,
+            vocab_size=self.vocab_size,
+            page_bytes=page_bytes(self._graph, self.exact),
+            state_words=self._graph.state_words,
+            context_tokens=self.context_tokens,
+            threads=self.threads,
+        )
+        self._decoders.add(decoder)
+        return decoder
+
+    def memory(self, context_tokens: int | None = None) -> dict[str, int]:
+        """Bytes that one decoder needs at a context, by kind, and their sum."""
+        context = context_tokens or self.context_tokens
+        return memory_needed(self._graph, self._layout, context, self.threads, self.exact)
+
+    def describe(self) -> dict[str, Any]:
+        """What this model is, in plain values."""
+        hyper = self._graph.hyper
+        return {
+            "path": str(self.path),
+            "identity": self.identity,
+            "architecture": self.architecture,
+            "name": self._file.metadata.get("general.name"),
+            "parameters": sum(tensor.elements for tensor in self._file.tensors.values()),
+            "file_bytes": self._file.file_bytes,
+            "layers": hyper.layers,
+            "width": hyper.width,
+            "feed_forward": max(hyper.feed_forward),
+            "heads": max(hyper.heads),
+            "kv_heads": max(hyper.kv_heads),
+            "head_dim": hyper.head_dim,
+            "vocab_size": self.vocab_size,
+            "context_tokens": self.context_tokens,
+            "file_context_tokens": hyper.context,
+            "tensor_types": tensor_types(self._file),
+            "rotation": rotation.describe(self._file.hadamard),
+            "recurrent_state_bytes": 4 * self._graph.state_words,
+            "kv_bytes_per_token": page_bytes(self._graph, self.exact) // PAGE_TOKENS,
+            "memory": self.memory(),
+            "numerics": numeric_contract(self.exact),
+            "threads": self.threads,
+        }
+
+    def close(self) -> None:
+        """Stop all decoders and let go of the file."""
+        for decoder in list(self._decoders):
+            decoder.close()
+        self._file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    context_tokens: int | None = None,
+    exact: bool = False,
+    memory_budget: int | None = None,
+) -> Model:
+    """Open a GGUF model.
+
+    Args:
+        path: the file, or the first shard of a split one.
+        threads: threads of a decoder step; None = 1.
+        context_tokens: longest conversation; None = the file's own context, at most 4096.
+        exact: float32 weights, activations and KV cache: slow, for comparisons.
+        memory_budget: bytes that weights, cache and scratch may take together; None = no limit.
+
+    Raises:
+        ModelError: the file cannot be used, or does not fit the budget. InvalidRequest: an argument out of range.
+    """
+    threads = _in_range("threads", 1 if threads is None else threads, 1, MAX_THREADS)
+    file = open_gguf(Path(path))
+    try:
+        return _open(file, threads, context_tokens, exact, memory_budget)
+    except ModelError as error:
+        file.close()
+        if str(error).startswith(str(file.path)):
+            raise
+        raise ModelError(f"{file.path}: {error}") from error
+    except BaseException:
+        file.close()
+        raise
+
+
+def _open(
+    file: GgufFile, threads: int, context_tokens: int | None, exact: bool, memory_budget: int | None
+) -> Model:  # fmt: skip
+    def coding_of(name: str) -> str:
+        return family_for(packed_type(file.tensors[name].type, exact)).coding.name
+
+    tokenizer = Tokenizer.from_metadata(file.metadata)
+    graph = build_graph(file, coding_of, tokenizer.vocab_size)
+    longest = min(graph.hyper.context, MAX_CONTEXT_TOKENS)
+    if context_tokens is None:
+        context_tokens = min(longest, DEFAULT_CONTEXT_TOKENS)
+    context_tokens = _in_range("context_tokens", context_tokens, 1, longest)
+    layout = Layout(file, graph.tensors, exact=exact)
+    if memory_budget is not None:
+        _check_budget(memory_needed(graph, layout, context_tokens, threads, exact), context_tokens, memory_budget)
+    return Model(file, graph, layout, threads=threads, context_tokens=context_tokens, exact=exact, tokenizer=tokenizer)
+
+
+def _check_budget(needed: dict[str, int], context_tokens: int, budget: int) -> None:
+    if needed["total"] > budget:
+        parts = ", ".join(f"{name} {size:,}" for name, size in needed.items() if name != "total")
+        raise ModelError(
+            f"needs {needed['total']:,} bytes at a context of {context_tokens} tokens ({parts}), "
+            f"over the memory budget of {budget:,}"
+        )
+
+
+def memory_needed(graph: Graph, layout: Layout, context_tokens: int, threads: int, exact: bool) -> dict[str, int]:
+    """Bytes by kind: packed weights (shared by the processes of a host), and what each decoder adds."""
+    scratch = Scratch(graph, min(TILE_TOKENS, context_tokens), threads).nbytes
+    cache = -(-context_tokens // PAGE_TOKENS) * page_bytes(graph, exact)
+    parts = {
+        "weights": layout.nbytes,
+        "kv_cache": cache,
+        "recurrent_state": 2 * 4 * graph.state_words,
+        "scratch": scratch + 4 * graph.hyper.vocab,
+    }
+    return parts | {"total": sum(parts.values())}
+
+
+def page_bytes(graph: Graph, exact: bool) -> int:
+    """Bytes of one page of 32 positions."""
+    return _cache_bytes(exact) * sum(layer.elements for layer in graph.cache)
+
+
+def _cache_bytes(exact: bool) -> int:
+    return 4 if exact else 2
+
+
+def numeric_contract(exact: bool) -> str:
+    """The part of an identity that says how numbers are rounded."""
+    fused = "" if target().fma else ".unfused"
+    return ("f32.kv32.1" if exact else "a8.kv16.1") + fused
+
+
+def tensor_types(file: GgufFile) -> dict[str, int]:
+    """How many tensors there are of each type."""
+    counts: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        counts[tensor.type.name] = counts.get(tensor.type.name, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, not {type(value).__name__}")
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be in {low}..{high}, not {value}")
+    return value
