@@ -1,7 +1,7 @@
 """Every number of the pool protocol that a test or an operator may want to change, in one validated record.
 
-Kept: all processes of a pool must use equal values (the scripts are composed from them). A field out of range is refused
-at construction with its name, limit and value. Durations carry their unit in the name.
+Kept: all processes of a pool must use equal values (the scripts are composed from them). A field out of range is
+refused at construction with its name, limit and value. Durations carry their unit in the name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class PoolConfig:
                     f"pool config: {short} ({getattr(self, short)}) must not exceed {long} ({getattr(self, long)})"
                 )
         if self.beat_ms * 2 > self.lease_ms:
-            raise InvalidRequest(f"pool config: beat_ms ({self.beat_ms}) must be at most half of lease_ms ({self.lease_ms})")
+            raise InvalidRequest(
+                f"pool config: beat_ms ({self.beat_ms}) must be at most half of lease_ms ({self.lease_ms})"
+            )
 
 
 _ORDERED = (

@@ -21,7 +21,8 @@ __all__ = [
 
 
 class BrokerUnavailable(PrismError, ConnectionError):
-    """The broker did not answer within the configured tries; whether the last call was done is unknown: send it again."""
+    """The broker did not answer within the configured tries; whether the last call was done is unknown: send it
+    again."""
 
 
 class BrokerFull(BrokerUnavailable):

@@ -1,7 +1,7 @@
 """What a client asks for: one validated record, and its msgpack form.
 
-Kept: a `RequestSpec` that exists is within every documented limit, so neither broker nor worker checks again; what cannot
-be known without the model (context length, vocabulary) is checked by the worker.
+Kept: a `RequestSpec` that exists is within every documented limit, so neither broker nor worker checks again; what
+cannot be known without the model (context length, vocabulary) is checked by the worker.
 Not promised: that a newer field is understood by an older worker; it refuses the request and names the field.
 """
 
@@ -59,8 +59,9 @@ class RequestSpec:
     template: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, such as `tools` or `enable_thinking`."""
     history: str = "auto"
-    """How `messages` relate to the conversation's transcript. `append`: they are new ones after it. `replace`: they are the
-    whole list. `auto`: the whole list if an assistant message is among them or a system message comes first, else new."""
+    """How `messages` relate to the conversation's transcript. `append`: they are new ones after it. `replace`: they
+    are the whole list. `auto`: the whole list if an assistant message is among them or a system message comes first,
+    else new."""
 
     def __post_init__(self) -> None:
         self._check_input()
@@ -80,7 +81,9 @@ class RequestSpec:
             raise InvalidRequest(f"stop must be a list of at most {MAX_STOPS} strings, got {_short(self.stop)}")
         for text in self.stop:
             if type(text) is not str or not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters, got {_short(text)}")
+                raise InvalidRequest(
+                    f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters, got {_short(text)}"
+                )
         if type(self.template) is not dict:
             raise InvalidRequest(f"template must be a map of template variables, got {_short(self.template)}")
         _plain(self.template, "template")
@@ -147,6 +150,19 @@ class RequestSpec:
     def digest(self) -> str:
         """Hash of everything asked for, so that a repeated submission can be told from another one."""
         return hashlib.sha256(self.pack()).hexdigest()
+
+    def affinity(self) -> str:
+        """Hash of the prompt's beginning: a client that sends its whole list again and again meets the same worker."""
+        head: Any
+        if self.messages is not None:
+            # Up to the first message of the user: what stays the same while a chat grows.
+            first = next((i for i, message in enumerate(self.messages) if message["role"] == "user"), 0)
+            head = self.messages[: first + 1]
+        elif self.token_ids is not None:
+            head = self.token_ids[:64]
+        else:
+            head = (self.prompt or "")[:256]
+        return hashlib.sha256(codec.pack(head)).hexdigest()[:32]
 
     def seeded(self) -> RequestSpec:
         """This spec with a seed: its own, or one drawn now."""

@@ -1,10 +1,10 @@
 """The worker's side of the broker: one small verb for each script of the pool protocol.
 
-Kept: every verb is one round trip, atomic on the server, and survives a blind resend of the same call, so a lost reply is
-answered by calling again. A verb raises `BrokerUnavailable` when the broker did not answer (whether it acted is unknown:
-call again), never for a protocol outcome: those are return values, save `NotMember`, which tells the worker to exit (75).
-Not promised: that a turn runs once. A worker that lost its lease may still compute, but `epoch` fences it: nothing that it
-sends is accepted any more.
+Kept: every verb is one round trip, atomic on the server, and survives a blind resend of the same call, so a lost
+reply is answered by calling again. A verb raises `BrokerUnavailable` when the broker did not answer (whether it acted
+is unknown: call again), never for a protocol outcome: those are return values, save `NotMember`, which tells the
+worker to exit (75). Not promised: that a turn runs once. A worker that lost its lease may still compute, but `epoch`
+fences it: nothing that it sends is accepted any more.
 
 A worker's life in verbs (one `WorkerStore` for each incarnation; any thread may call any verb):
 
@@ -14,8 +14,8 @@ A worker's life in verbs (one `WorkerStore` for each incarnation; any thread may
     claim = store.take(running=())                     None: nothing to do -> store.wait_bell()
     store.append(claim.request, claim.epoch, ev, payloads, n)      from the flusher: ev of the first payload
     store.poll(claim.request, claim.epoch)             in prefill, at most each 50 ms
-    store.finish(claim.request, claim.epoch, ev, ...)  the commit point: end event, transcript, promotion of the next turn
-    store.settle(claim.request)                        after RQ's record is finalised
+    store.finish(claim.request, claim.epoch, ev, ...)  the commit point: end event, transcript, promotion of the next
+    turn store.settle(claim.request)                        after RQ's record is finalised
     store.give_back(claim.request, claim.epoch, why)   instead of finish: `preempted` or `drain`
     store.drain(), store.leave()
 """
@@ -33,7 +33,9 @@ from redis import Redis
 from broker import events, keys
 from broker.config import PoolConfig
 from broker.errors import NotMember
+from broker.failures import translated
 from broker.lua import Scripts
+from broker.reap import drain, reap
 from broker.spec import RequestSpec
 from broker.transcript import TurnCommit, TurnRecord
 from prism_core import codec
@@ -87,14 +89,15 @@ class Flags:
     """Answer to append and poll: was it accepted, and what should the decoder loop do next."""
 
     status: Literal["ok", "fenced", "gone", "behind"]
-    """ok: stored (or stored before). fenced: the turn is no longer ours: stop, write nothing. gone: the request's record does
-    not exist. behind: events before these are missing in the log: resend from `stored_ev + 1`."""
+    """ok: stored (or stored before). fenced: the turn is no longer ours: stop, write nothing. gone: the request's
+    record does not exist. behind: events before these are missing in the log: resend from `stored_ev + 1`."""
     stored_ev: int = 0
     """Number of the last event in the log."""
     cancel: str | None = None
     """Reason of a cancellation, set by a client; roll back and finish as cancelled."""
     yield_now: bool = False
-    """An interactive turn waits for this worker, which runs a batch line: roll back and `give_back(..., "preempted")`."""
+    """An interactive turn waits for this worker, which runs a batch line: roll back and `give_back(...,
+    "preempted")`."""
 
 
 @dataclass(frozen=True)
@@ -212,18 +215,18 @@ class WorkerStore:
         text: str = "",
         turn: TurnCommit | None = None,
     ) -> Outcome:
-        """End the turn: the one commit point. `ev` is the number of its end event: everything before must be in the log.
+        """End the turn: the one commit point. `ev` is the number of its end event: everything before must be in the
+        log.
 
         reason: `stop`, `length`, or the error's one line. usage: prompt_tokens, completion_tokens, reused_tokens, ...
         ids, text: the whole answer, all attempts. turn: what to commit to the transcript, used only if state is done.
         The request stays in this worker's run set until `settle`.
         """
         payload = events.end(state=state, reason=reason, usage=usage, n=n)
-        commit = [turn.base, turn.record.pack()] if turn is not None and state == "done" else []
-        arguments = [request, self.worker, epoch, ev, n, state, reason, payload, codec.pack(dict(usage))]
-        return _outcome(
-            self._run("finish", [keys.request(request)], [*arguments, codec.pack(list(ids)), text, *commit])
-        )
+        commit: list[int | bytes] = [turn.base, turn.record.pack()] if turn is not None and state == "done" else []
+        body: list[str | bytes] = [state, reason, payload, codec.pack(dict(usage)), codec.pack(list(ids)), text]
+        arguments = [request, self.worker, epoch, ev, n, *body, *commit]
+        return _outcome(self._run("finish", [keys.request(request)], arguments))
 
     def settle(self, request: str) -> Outcome:
         """Take an ended request out of the run set; RQ's record is made true here if the caller has not done it.
@@ -241,18 +244,23 @@ class WorkerStore:
 
     def wait_bell(self, timeout_s: float | None = None) -> bool:
         """Sleep until the bell rings or `timeout_s` (default `bell_wait_ms`) passed; True if it rang."""
-        return self._bell.wait(self.config.bell_wait_ms / 1000 if timeout_s is None else timeout_s)
+        seconds = self.config.bell_wait_ms / 1000 if timeout_s is None else timeout_s
+        with translated():
+            return self.redis.blpop([keys.worker(self.worker) + ":bell"], timeout=max(seconds, 0.01)) is not None
 
     def drain(self) -> int:
-        """Ask for no new turns and place the queued ones elsewhere; the running one goes on. Returns how many were moved."""
-        return int(self._run("drain", [keys.worker(self.worker)], [self.worker]))
+        """Ask for no new turns and place the queued ones elsewhere; the running one goes on. Returns how many were
+        moved."""
+        return drain(self._run, self.worker)
 
     def leave(self) -> None:
-        """End this incarnation in order: delete the lease, rescue what may still run here, place the rest again."""
+        """End this incarnation in order: delete the lease, hand over what may still run here, place the rest again."""
+        reap(self._run, self.worker, why="drain", known_gone=True)
 
     def transcript(self, conversation: str) -> list[TurnRecord]:
         """Committed turns of `claim.conversation`, oldest first; `len()` of it is the base of a plain next turn."""
-        entries = self.redis.lrange(keys.conversation_part(conversation, "hist"), 0, -1)
+        with translated():
+            entries: list[Any] = self.redis.lrange(keys.conversation_part(conversation, "hist"), 0, -1)
         return [TurnRecord.unpack(entry) for entry in entries]
 
 
@@ -260,10 +268,42 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _flags(reply: Any) -> Flags: ...
+_STATUS: dict[int, Any] = {0: "ok", 1: "again", -1: "fenced", -2: "gone", -3: "behind"}
 
 
-def _outcome(reply: Any) -> Outcome: ...
+def _flags(reply: Any) -> Flags:
+    status = _STATUS[reply[0]]
+    if status != "ok":
+        return Flags(status, reply[1] if len(reply) > 1 else 0)
+    return Flags("ok", reply[1], _text(reply[2]) or None, reply[3] == 1)
 
 
-def _claim(reply: Any) -> Claim: ...
+def _outcome(reply: Any) -> Outcome:
+    return Outcome(_STATUS[reply[0]], reply[1] if len(reply) > 1 else 0)
+
+
+def _claim(reply: Any) -> Claim:
+    emitted: list[int] = []
+    prompt_tokens = 0
+    for payload in reply[15]:
+        event = events.Event.unpack(events.BEGIN, payload)
+        emitted += event.token_ids
+        prompt_tokens = event.data.get("prompt_tokens", prompt_tokens)
+    return Claim(
+        request=_text(reply[1]),
+        epoch=reply[2],
+        ev=reply[3],
+        n=reply[4],
+        attempt=reply[5],
+        remaining_ms=reply[6],
+        cancel=_text(reply[7]) or None,
+        priority=_text(reply[8]),
+        conversation=_text(reply[9]),
+        model=_text(reply[10]),
+        group=_text(reply[11]),
+        owner=_text(reply[12]),
+        queued_ms=reply[13],
+        spec_bytes=reply[14],
+        emitted=emitted,
+        prompt_tokens=prompt_tokens,
+    )

@@ -1,8 +1,8 @@
 """Committed turns of a conversation, as `prism:c:C:hist` keeps them.
 
-Kept: a list of turns in order, each holding exactly the messages that it added (as the client gave them), the answer, and
-the token ids of that answer, so that committed text is never tokenised again. A turn joins the list in the same atomic
-step that ends its request, and only if it ended as done.
+Kept: a list of turns in order, each holding exactly the messages that it added (as the client gave them), the answer,
+and the token ids of that answer, so that committed text is never tokenised again. A turn joins the list in the same
+atomic step that ends its request, and only if it ended as done.
 Not promised: that the ids fit another model; `model` says whose they are.
 """
 
@@ -33,9 +33,13 @@ class TurnRecord:
     text: str = ""
     """Text of the answer, as streamed."""
     prompt_ids: list[int] | None = None
-    """Token ids that this turn put before its answer, beyond those of the turns before; for turns of plain text or ids."""
+    """Token ids that this turn put before its answer, beyond those of the turns before; for turns of plain text or
+    ids."""
+    tokens: int = 0
+    """Length of the whole prompt and the answer together when this turn was made: where its prefix ends."""
     digest: str = ""
-    """Hash of the message list up to and including this answer, for a quick test of whether a list goes on from here."""
+    """Hash of the message list up to and including this answer, for a quick test of whether a list goes on from
+    here."""
 
     def pack(self) -> bytes:
         return codec.pack(asdict(self))

@@ -3,7 +3,8 @@
 Kept: what `unpack` returns is made of None, bool, int, float, str, bytes, list and dict with string keys only, whoever
 wrote the bytes, and no declared length makes it allocate more than the input could hold. No extension types, no
 timestamps, no pickle, so reading a value can never run code.
-Not promised: canonical bytes. Two writers may order the keys of a map differently; hash what you packed, not what you read.
+Not promised: canonical bytes. Two writers may order the keys of a map differently; hash what you packed, not what you
+read.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def pack(value: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def unpack(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
-    """The one value that `data` holds; `CodecError` for anything cut, trailing, over-long, too deep or not of this codec."""
+    """The one value that `data` holds; `CodecError` for anything cut, trailing, over-long, too deep or not of this
+    codec."""
     if len(data) > max_bytes:
         raise CodecError(f"a value of {len(data)} bytes is over the limit of {max_bytes}")
     try:

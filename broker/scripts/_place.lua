@@ -1,0 +1,39 @@
+-- Part: place, the only way a turn gets into a queue, and unlist, the way a client or a sweep gets it out.
+-- KEYS, ARGV: none of its own. Needs _base, _members, _rq.
+-- Gives: SUFFIX place unlist
+local SUFFIX = {interactive = '', background = '.bg', batch = '.batch'}
+
+local function pin_key(h)
+  if h.c ~= '' then return P .. 'c:' .. h.c .. ':pin' end
+  if h.group ~= '' then return P .. 'g:' .. redis.sha1hex(h.owner .. ':' .. h.group) .. ':pin' end
+  return nil
+end
+
+-- Put the queued request r (its record h) where it belongs: the home queue of the worker it is pinned to, if that one is
+-- usable, else the open queue of its model; at the front if asked. Rings the worker, or one free one.
+local function place(r, h, front)
+  if h.implied == '1' and h.n == 0 then
+    -- The client named no model and has seen no token: the conversation's model if it is served, else whatever runs now.
+    local last = h.c ~= '' and redis.call('HGET', P .. 'c:' .. h.c .. ':info', 'model')
+    h.model = last and served(last) and last or ''
+    redis.call('HSET', rkey(r), 'model', h.model)
+  end
+  local key = pin_key(h)
+  local pin = key and redis.call('GET', key)
+  if pin and not usable(pin, h.model) then pin = nil end
+  local list = QUEUE .. (pin and ('w.' .. pin .. SUFFIX[h.priority]) or ('open.' .. tag(h.model) .. '.' .. h.priority))
+  redis.call(front and 'LPUSH' or 'RPUSH', list, r)
+  redis.call('SADD', RQ .. 'queues', list)
+  redis.call('HSET', rkey(r), 'list', list, 'queued_at', int(now_ms()))
+  rq_queued(r, h)
+  if pin then ring(pin) else ring_free(h.model, h.affinity ~= '' and h.affinity or r) end
+end
+
+-- Take a queued request out of the list or box that it waits in.
+local function unlist(r, h)
+  if h.list == 'box' then
+    redis.call('LREM', P .. 'c:' .. h.c .. ':box', 1, r)
+  elseif h.list ~= '' then
+    redis.call('LREM', h.list, 1, r)
+  end
+end
