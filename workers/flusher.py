@@ -3,7 +3,7 @@
 Invariant: events get their numbers once, in order, without holes, and are kept until the turn ends, so an append whose
 reply was lost, or that the broker lost, is sent again with the same number and bytes. One append is in flight; the next
 carries everything that came meanwhile, tokens merged into one delta. Whatever the broker answers (cancelled, yield,
-fenced) reaches the turn's cancellation object before the next decoder step; in a silence of `poll_s` the broker is asked.
+fenced) reaches the turn's cancellation object before the next decoder step; after a silence of `poll_s` it is asked.
 Not promised: that an emitted token is stored when `token` returns; `flush` waits for that.
 """
 
@@ -106,8 +106,14 @@ class Flusher:
             self._heal = stored_ev
             self._wake.notify_all()
 
+    def look(self) -> None:
+        """Asks the broker for its flags at once rather than after a silence; from any thread."""
+        with self._wake:
+            self._heard = self._clock() - self._poll_s
+            self._wake.notify_all()
+
     def close(self) -> None:
-        """Ends the thread; what is not stored by now is dropped. Waits for a call in flight, but not for an absent broker."""
+        """Ends the thread; what is not stored by now is dropped. Waits for a call in flight if the broker is there."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()

@@ -1,7 +1,7 @@
 """From a request and its conversation's transcript to the prompt's token ids, and to what a commit will record.
 
-Invariant: the ids of a committed answer are put back as they were generated; committed text is never tokenised again. The
-same request over the same transcript gives the same ids on every worker of the model, so a takeover can count on them.
+Invariant: the ids of a committed answer are put back as they were generated; committed text is never tokenised again.
+The same request over the same transcript gives the same ids on every worker of the model: a takeover counts on that.
 Two ways to speak: only the new messages (appended to the transcript), or the whole list. Where a whole list leaves the
 transcript, the turn is an EDIT: its commit replaces the transcript from there.
 Not promised: that a template which rewrites an answer (strips it, drops it) keeps its ids; such parts are encoded as
@@ -63,6 +63,7 @@ class TurnPrompt:
             answer_ids=answer_ids,
             text=text,
             prompt_ids=self.prompt_ids,
+            tokens=len(self.token_ids) + len(answer_ids),
             digest=chain(parent, [*self.messages, answer]),
         )
         return TurnCommit(base=self.base, record=record)
@@ -142,13 +143,16 @@ def _from_messages(
         added = messages[ends[base - 1] if base else 0 :]
     kept = {index: ids for index, ids in answers.items() if base and index < ends[base - 1]}
     prompt: Prompted = model.chat.encode_turn(whole, answers=kept, add_generation_prompt=True, **spec.template)
-    return TurnPrompt(
-        token_ids=list(prompt.token_ids),
-        save_at=tuple(prompt.save_at),
-        base=base,
-        messages=list(added),
-        prompt_ids=None,
-    )
+    ids = list(prompt.token_ids)
+    save_at = {*prompt.save_at, *(_end_of(turns[base - 1], ids) if base else ())}
+    return TurnPrompt(token_ids=ids, save_at=tuple(sorted(save_at)), base=base, messages=list(added))
+
+
+def _end_of(turn: TurnRecord, ids: Sequence[int]) -> tuple[int, ...]:
+    """Where the turn ends in a prompt that goes on from it: kept, so an edit of what follows reuses all before it."""
+    begin = turn.tokens - len(turn.answer_ids)
+    fits = turn.answer_ids and 0 < turn.tokens < len(ids) and list(ids[begin : turn.tokens]) == turn.answer_ids
+    return (turn.tokens,) if fits else ()
 
 
 def _is_whole(spec: RequestSpec, messages: Sequence[Mapping[str, Any]]) -> bool:

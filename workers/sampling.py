@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.spec import RequestSpec
-from prism_core.sampling import Greedy, Sampler, TemperatureSampler
+from prism_core.sampling import Greedy, Sampler, TemperatureSampler, give_back
 
 
 def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> Sampler:
@@ -64,8 +64,5 @@ class LogprobSampler:
         return LogprobSampler(self.inner.copy(), self.alternatives)
 
     def restore(self, copy: LogprobSampler) -> None:
-        if hasattr(self.inner, "restore"):
-            self.inner.restore(copy.inner)
-        else:
-            self.inner.__dict__.update(copy.inner.__dict__)
-        self.last = copy.last
+        give_back(self.inner, copy.inner)
+        self.last = {}

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from broker import events, keys
 from broker.errors import BrokerUnavailable
+from broker.failures import translated
 from broker.store import Claim, WorkerStore
 from broker.transcript import TurnCommit
 from prism_core.codec import CodecError
@@ -88,7 +89,7 @@ class Turn:
         abandoned: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`outside` is asked at every check for a reason to stop; `abandoned` ends even the wait for an absent broker."""
+        """`outside`: asked at every check for a reason to stop; `abandoned` ends even the wait for an absent broker."""
         self._claim, self._model, self._runtime, self._store = claim, model, runtime, store
         self._config, self._progress, self._abandoned, self._clock = config, progress, abandoned, clock
         self._deadline = clock() + max(0, claim.remaining_ms) / 1000
@@ -120,6 +121,10 @@ class Turn:
             return self._finish(ending)
         finally:
             self._flusher.close()
+
+    def look(self) -> None:
+        """A hint came that the broker has news for this turn: ask it now. From any thread."""
+        self._flusher.look()
 
     # --- generation ----------------------------------------------------------------------------------------------
 
@@ -234,7 +239,7 @@ class Turn:
         return {"lp": sampler.last["lp"], "b": bytes(name(self._ids[-1])), "top": top}
 
     def _given_text(self) -> str:
-        """All text given out so far: by this object before its Runtime was reset, or by earlier attempts, in the log."""
+        """All text given out so far: by this object before its Runtime was reset, or by earlier attempts (the log)."""
         if self._text is not None:
             return self._text.text
         if not self._ids:
@@ -288,8 +293,8 @@ class Turn:
 
     def _finish(self, ending: Ending) -> TurnResult:
         """Commits the ending once every event before it is stored; waits out an absent broker."""
-        ending.usage = self._usage()
         while self._settle_events():
+            ending.usage = self._usage()
             outcome = self._store_read(lambda: self._store_finish(ending), once=True)
             if outcome is None:
                 continue
@@ -336,7 +341,8 @@ class Turn:
         """A call that waits for an absent broker: until the turn is stopped, or (`once`) for one slice, giving None."""
         while True:
             try:
-                return call()
+                with translated():
+                    return call()
             except BrokerUnavailable:
                 self._progress.stamp()
                 time.sleep(SLICE_S)

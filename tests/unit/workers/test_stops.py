@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_the_released_text_ends_where_the_first_stop_string_begins_however_it_is
     matcher = StopMatcher(stop_strings)
     bounds = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     released = ""
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         released += matcher.push(text[begin:end])
         whole, _ = expected(text, stop_strings)
         assert whole.startswith(released), "a character of a stop string leaked"

@@ -1,0 +1,111 @@
+"""The process of one worker: `python -m workers.main`, started by a supervisor, which sends its orders on stdin.
+
+Invariant: the process dies with its supervisor, and everything it needs to know comes as one JSON object from it. The
+opener is named by code that starts workers in process (tests, other engines), never by a user's string.
+Exit codes: 0 drained, 1 unexpected, 2 the configuration or model cannot work (do not try again), 70 the Runtime broke,
+75 reaped by the pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.config import PoolConfig
+from broker.connect import connect
+from broker.store import WorkerStore
+from prism_core.errors import InvalidRequest, ModelError
+from prism_core.runtime import Generation, Runtime
+from workers import log as logs
+from workers.budget import plan
+from workers.config import WorkerConfig
+from workers.worker import TurnWorker, incarnation, lease_for
+
+EXIT_UNUSABLE = 2
+DEFAULT_OPENER = "prism_core.model:open_model"
+PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What a supervisor tells a new worker process."""
+
+    config: WorkerConfig
+    name: str
+    parent: int
+    label: str = ""
+    opener: str = DEFAULT_OPENER
+    """`module:function`, called as `open_model`."""
+    prepare: str = ""
+    """`module:function`, called with the store before the first verb; for tests that kill a worker at a script call."""
+    pool: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `PoolConfig` that differ from its defaults."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Orders:
+        value = json.loads(text)
+        value["config"] = WorkerConfig(**value["config"])
+        return cls(**value)
+
+
+def main() -> int:
+    """Reads the orders, opens the model, works. Returns the exit code."""
+    orders = Orders.from_json(sys.stdin.readline())
+    die_with(orders.parent)
+    logs.set_up()
+    try:
+        return run(orders)
+    except (InvalidRequest, ModelError) as error:
+        log.error("worker cannot start", extra={"worker": orders.name, "error": str(error)})
+        return EXIT_UNUSABLE
+
+
+def run(orders: Orders) -> int:
+    """Opens the model first, so that a worker is a member of the pool only once it can answer at once."""
+    config = orders.config
+    model = resolve(orders.opener)(config.model, threads=config.threads, context_tokens=config.context_tokens)
+    decoder = model.decoder()
+    memory = plan(model, decoder, memory_bytes=config.memory_bytes, saved_prefixes=config.saved_prefixes)
+    runtime = Runtime(decoder, memory.limits, retention="lru", checkpoint_ceiling=64)
+    runtime.generate([0, 0], Generation(max_tokens=1))  # compiles and touches everything once
+    runtime.reset()
+    pool = PoolConfig(**orders.pool)
+    client, rq_client = connect(config.redis_url).redis, connect(config.redis_url).redis
+    store = WorkerStore(client, lease_for(orders.name or incarnation(), model, memory, orders.label), pool)
+    if orders.prepare:
+        resolve(orders.prepare)(store)
+    worker = TurnWorker(store=store, rq_client=rq_client, model=model, runtime=runtime, plan=memory, config=config)
+    return worker.work()
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function `module:function`, from orders only."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def die_with(parent: int) -> None:
+    """Ends this process when its parent ends, however that happens: by the kernel on Linux, else by the lease alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

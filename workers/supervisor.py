@@ -1,0 +1,242 @@
+"""Keeps N worker processes running, and does the pool's periodic duties while it is at it.
+
+Invariant: a worker process never outlives its supervisor (on Linux; elsewhere its lease does the rest), a child that
+exits is reaped at once, so its turn moves without waiting for the lease, and a child that cannot start is not tried for
+ever. Processes are spawned afresh, never forked: a forked process dies in its first parallel kernel.
+Not promised: that RQ's scheduled jobs are run; nothing of the pool is scheduled there, and RQ's queues hold turns only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.config import PoolConfig
+from broker.connect import connect
+from broker.errors import BrokerUnavailable
+from broker.reap import Reaper
+from prism_core.errors import InvalidRequest, PrismError
+from workers.config import MAX_WORKERS, WorkerConfig
+from workers.main import DEFAULT_OPENER, EXIT_UNUSABLE, Orders
+from workers.worker import EXIT_DRAINED, EXIT_REAPED, incarnation
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.02
+FIRST_PAUSE_S = 0.5
+LAST_PAUSE_S = 30.0
+STEADY_S = 20.0  # a child that lived this long was no crash loop
+LATE_S = 10.0  # what a stopping child may take beyond its grace time
+
+
+class WorkersFailed(PrismError):
+    """No worker can run: the text is the first one's reason, or says where its log is."""
+
+
+@dataclass
+class Child:
+    """One slot of the pool: a process, or the time of its next start."""
+
+    process: subprocess.Popen[bytes] | None = None
+    name: str = ""
+    started: float = 0.0
+    start_at: float = 0.0
+    crashes: int = 0
+    done: bool = False
+    unreaped: list[str] = field(default_factory=list)
+
+
+class Supervisor:
+    """`run` until `stop` was called twice, or once and all children have drained.
+
+    The kernel ends a child when the thread that spawned it ends, so `run` must not be called from a short-lived one.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        workers: int = 1,
+        *,
+        label: str = "",
+        pool: Mapping[str, Any] | None = None,
+        opener: str = DEFAULT_OPENER,
+        prepare: str = "",
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`label`: the model's name for clients; `pool`: fields of PoolConfig; `environment` adds to the children's."""
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
+            raise InvalidRequest(f"workers: must be a whole number in 1..{MAX_WORKERS}, got {workers!r}")
+        self._config, self._label, self._pool = config, label, dict(pool or {})
+        self._opener, self._prepare = opener, prepare
+        self._environment = {**os.environ, **(environment or {})}
+        self._clock = clock
+        self._children = [Child() for _ in range(workers)]
+        self._reaper = Reaper(connect(config.redis_url).redis, PoolConfig(**self._pool), clock=clock)
+        self._stop = threading.Event()
+        self._stop_now = threading.Event()
+        self._told_twice = False
+        self._kill_at: float | None = None
+        self._tick_due = 0.0
+        self.failure = ""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living children, in slot order."""
+        return [child.process.pid for child in self._children if child.process is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """Worker names of the living children, in slot order."""
+        return [child.name for child in self._children if child.process is not None]
+
+    def stop(self) -> None:
+        """First call: drain. Second call: stop now. Safe in a signal handler and from any thread."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    def run(self) -> None:
+        """Spawns and watches until stopped. Raises `WorkersFailed` when no child can ever run."""
+        try:
+            while self._step():
+                time.sleep(TICK_S)
+        finally:
+            self._kill_all()
+        if self.failure and not self._stop.is_set():
+            raise WorkersFailed(self.failure)
+
+    def run_with_signals(self) -> None:
+        """`run` on the main thread, with SIGTERM and SIGINT as `stop`."""
+        handled = (signal.SIGTERM, signal.SIGINT)
+        previous = {number: signal.signal(number, lambda *_: self.stop()) for number in handled}
+        try:
+            self.run()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """False once there is nothing left to watch."""
+        for child in self._children:
+            self._watch(child)
+        self._duties()
+        if self._stop.is_set():
+            self._end()
+            return any(child.process is not None for child in self._children)
+        return not all(child.done for child in self._children)
+
+    def _watch(self, child: Child) -> None:
+        if child.process is not None:
+            code = child.process.poll()
+            if code is None:
+                return
+            self._exited(child, code)
+        if not child.done and not self._stop.is_set() and self._clock() >= child.start_at:
+            self._spawn(child)
+
+    def _spawn(self, child: Child) -> None:
+        child.name = incarnation()
+        orders = Orders(
+            config=self._config,
+            name=child.name,
+            parent=os.getpid(),
+            label=self._label,
+            opener=self._opener,
+            prepare=self._prepare,
+            pool=self._pool,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=self._environment,
+            start_new_session=True,  # a Ctrl-C at the terminal reaches the supervisor alone, which then drains
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(orders.to_json().encode() + b"\n")
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once: the next step sees that
+        child.process, child.started = process, self._clock()
+        log.info("worker started", extra={"worker": child.name, "pid": process.pid})
+
+    def _exited(self, child: Child, code: int) -> None:
+        lived = self._clock() - child.started
+        log.info("worker exited", extra={"worker": child.name, "code": code, "lived_s": round(lived, 3)})
+        child.process = None
+        child.unreaped.append(child.name)
+        self._reap(child)
+        if code == EXIT_DRAINED:
+            child.done = True
+        elif code == EXIT_UNUSABLE:
+            child.done = True
+            self.failure = self.failure or "a worker cannot use its model or configuration: see its log line"
+        else:
+            crashed = code != EXIT_REAPED and lived < STEADY_S
+            child.crashes = child.crashes + 1 if crashed else 0
+            # The first crash restarts at once: most are a kill, and a spare worker is worth having.
+            pause = min(FIRST_PAUSE_S * 2 ** (child.crashes - 2), LAST_PAUSE_S) if child.crashes > 1 else 0.0
+            child.start_at = self._clock() + pause
+
+    # --- the pool's duties ---------------------------------------------------------------------------------------
+
+    def _reap(self, child: Child) -> None:
+        while child.unreaped:
+            try:
+                self._reaper.lost(child.unreaped[0])
+            except BrokerUnavailable:
+                return
+            del child.unreaped[0]
+
+    def _duties(self) -> None:
+        now = self._clock()
+        if now < self._tick_due:
+            return
+        try:
+            for child in self._children:
+                self._reap(child)
+            sweep = self._reaper.tick()
+        except BrokerUnavailable:
+            self._tick_due = now + 0.5
+            return
+        self._tick_due = now + 0.1
+        if sweep.reaped or sweep.mended or sweep.expired:
+            log.info("swept", extra={"reaped": sweep.reaped, "mended": sweep.mended, "expired": sweep.expired})
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Passes the two kinds of stop on to the children, and kills those that take far too long."""
+        now = self._clock()
+        if self._kill_at is None:
+            self._kill_at = now + self._config.grace_s + LATE_S
+            self._signal_all()
+        if self._stop_now.is_set() and not self._told_twice:
+            self._told_twice = True
+            self._kill_at = min(self._kill_at, now + LATE_S)
+            self._signal_all()
+        if now >= self._kill_at:
+            self._kill_all()
+
+    def _signal_all(self) -> None:
+        for child in self._children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.send_signal(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.kill()
+                child.process.wait()
