@@ -99,14 +99,20 @@ class Tokenizer:
         if special not in ("literal", "parse"):
             raise InvalidRequest(f"special must be 'literal' or 'parse', not {special!r}")
         check_text(text)
-        specials = self.control_spellings if special == "parse" else self._always
-        out: list[int] = []
+        head: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos is None:
                 raise InvalidRequest("add_bos was asked for, but this model has no BOS token")
-            out.append(self.bos)
+            head.append(self.bos)
+        return head + self._encode(text, self.control_spellings if special == "parse" else self._always, True)
+
+    def encode_part(self, text: str, *, after_special: bool) -> list[int]:
+        """Literal ids of a checked text that stands inside a longer input, `after_special` token or at its start."""
+        return self._encode(text, self._always, after_special)
+
+    def _encode(self, text: str, specials: SpecialTokens, after_special: bool) -> list[int]:
+        out: list[int] = []
         place = 0
-        after_special = True
         for start, end, index in specials.find(text):
             if start > place:
                 out += self._encoder.encode(text[place:start], after_special)
