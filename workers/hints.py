@@ -35,7 +35,7 @@ class Hints:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
+                with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
                     pubsub.subscribe(*self._handlers)
                     self._listen(pubsub)
             except redis.RedisError:
