@@ -124,7 +124,7 @@ def _submitted(reply: Any, item: Submission) -> Submitted:
         {
             "id": f"request id {item.request} is taken by another request",
             "key": f"idempotency key {item.idempotency_key!r} was used with a different request",
-            "tokenizer": f"conversation {item.conversation} was begun with another tokenizer than that of {item.model!r}",
+            "tokenizer": f"conversation {item.conversation} has another tokenizer than {item.model!r}",
         }[rest[0]]
     )
 

@@ -110,13 +110,12 @@ class Reaper:
 
     def _sweep(self, now: float, done: Sweep) -> None:
         self._look_at_server(now)
-        ended, *lapsed = self._run("sweep", [keys.LIVE], [self.config.reap_step])
+        done.expired, lapsed, begun = self._run("sweep", [keys.LIVE], [self.config.reap_step])
         self._seen = self._clock()
-        done.expired = ended
         if lapsed and now < self._trusted_from:
             done.held_off = True
-            return
-        for name in lapsed:
+            lapsed = []
+        for name in [*begun, *lapsed]:
             handled = reap(self._run, name.decode())
             if handled >= 0:
                 done.reaped.append(name.decode())

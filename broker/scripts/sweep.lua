@@ -1,6 +1,6 @@
 -- KEYS live. ARGV 1 most requests to end in this call.
 -- Ends open turns past their deadline: waiting ones at once, running ones OVERDUE_MS later, in case their worker hangs.
--- Returns {ended, W...}: the workers whose lease has lapsed or whose reaping was begun and not ended.
+-- Returns {ended, {W whose lease has lapsed...}, {W whose reaping was begun and not ended...}}.
 -- needs: close
 local at, ended = now_ms(), 0
 for _, r in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', int(at), 'LIMIT', 0, ARGV[1])) do
@@ -20,9 +20,8 @@ for _, r in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', int(at), 'LIMIT'
     ended = ended + 1
   end
 end
-local reply = {ended}
+local lapsed = {}
 for _, w in ipairs(redis.call('SMEMBERS', P .. 'ws')) do
-  if redis.call('EXISTS', P .. 'w:' .. w) == 0 then reply[#reply + 1] = w end
+  if redis.call('EXISTS', P .. 'w:' .. w) == 0 then lapsed[#lapsed + 1] = w end
 end
-for _, w in ipairs(redis.call('SMEMBERS', P .. 'reaping')) do reply[#reply + 1] = w end
-return reply
+return {ended, lapsed, redis.call('SMEMBERS', P .. 'reaping')}
