@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism_core.errors import ModelError
-from prism_core.gguf import GgufFile, TensorInfo, TensorType, dequantize
+from prism_core.gguf import GgufFile, TensorInfo, TensorType, check_scales, dequantize
 from prism_core.home import prism_home
 from prism_core.kernels.families import Family, family_for
 from prism_core.kernels.jit import cache_folder
@@ -96,27 +96,6 @@ class Layout:
 def packed_type(kind: TensorType, exact: bool) -> TensorType:
     """The type whose family serves a matrix."""
     return TensorType.F32 if exact else kind
-
-
-def check_scales(tensor: TensorInfo) -> None:
-    """Raise `ModelError` if a scale (or a plain value) of the tensor is NaN or infinite."""
-    kind = tensor.type
-    form = kind.scale_form
-    if form == "e8m0":
-        if (tensor.data[:: kind.block_bytes] == 0xFF).any():
-            raise ModelError(f"tensor {tensor.name} has a scale that is not a number")
-        return
-    blocks = tensor.data.reshape(-1, kind.block_bytes)
-    for at in kind.scales:
-        if form == "F32":
-            bad = (tensor.data.view(np.uint32) & 0x7F800000) == 0x7F800000
-        else:
-            bits = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.uint16)
-            mask = 0x7F80 if form == "BF16" else 0x7C00
-            bad = (bits & mask) == mask
-        if bad.any():
-            where = int(np.argmax(bad))
-            raise ModelError(f"tensor {tensor.name} has a value or scale that is not finite, in block {where}")
 
 
 class Weights:

@@ -41,7 +41,7 @@ from prism_core.kernels.simd import (
 from prism_core.kernels.words import OPERATION, PAGE_TOKENS, PAGES, POSITION, TOKENS, argument, real, word
 
 _LANES_LOW, _LANES_HIGH = constant(i32x16, range(16)), constant(i32x16, range(16, 32))
-_NONE, _ZERO, _ONE = np.float32(-1e30), np.float32(0.0), np.float32(1.0)
+_NONE, _ZERO = np.float32(-1e30), np.float32(0.0)
 _LARGEST_HALF = np.float32(65504.0)
 
 
@@ -199,9 +199,9 @@ def _attention(load: Any, size: int, name: str) -> Any:
             for member in range(group):
                 r = (token - first) * group + member
                 out = argument(operation, 3) + 4 * (token * argument(operation, 4) + (head * group + member) * dim)
-                share = _ONE / sum_lanes(load_f32x16(states + 128 * r + 64))
+                total = sum_lanes(load_f32x16(states + 128 * r + 64))
                 for i in range(dim):
-                    store_f32(out + 4 * i, load_f32(work + 4 * ((rows + r) * row + i)) * share)
+                    store_f32(out + 4 * i, load_f32(work + 4 * ((rows + r) * row + i)) / total)
 
     def attention(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
         """(q, pitch, head stride, out, pitch, offset in page, kv heads, group, head_dim, V row, window, scale,

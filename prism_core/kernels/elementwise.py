@@ -12,8 +12,8 @@ import numpy as np
 
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import call_entry
-from prism_core.kernels.numeric import sigmoid_f32x16
-from prism_core.kernels.simd import add, fma, load_f32x16, mul, splat_f32x16, store
+from prism_core.kernels.numeric import one_plus_exp_of_minus
+from prism_core.kernels.simd import add, div, fma, load_f32x16, mul, splat_f32x16, store
 from prism_core.kernels.words import IDS, OPERATION, argument, real, word
 
 _GELU_LINEAR = np.float32(2 * 0.7978845608028654)
@@ -33,9 +33,9 @@ def embed(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> No
 
 @entry(OPERATION)
 def encode(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
-    """(encoder entry, x, pitch, cols, out, out stride): out = x in an activation coding."""
+    """(encoder entry, x, stride, cols, out, out stride): out = x in an activation coding; strides in bytes."""
     pitch, stride = argument(operation, 2), argument(operation, 5)
-    x = argument(operation, 1) + 4 * begin * pitch
+    x = argument(operation, 1) + begin * pitch
     out = argument(operation, 4) + begin * stride
     call_entry(argument(operation, 0), (x, argument(operation, 3), end - begin, pitch, out, stride))
 
@@ -62,15 +62,16 @@ def add_rows(operation: Any, context: Any, begin: Any, end: Any, thread: Any) ->
 
 @device
 def _silu(x: Any) -> Any:
-    return mul(x, sigmoid_f32x16(x))
+    """x / (1 + e^-x)."""
+    return div(x, one_plus_exp_of_minus(x))
 
 
 @device
 def _gelu(x: Any) -> Any:
-    """x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    """x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
     square = mul(x, x)
     twice = mul(x, fma(square, splat_f32x16(_GELU_CUBIC), splat_f32x16(_GELU_LINEAR)))
-    return mul(x, sigmoid_f32x16(twice))
+    return div(x, one_plus_exp_of_minus(twice))
 
 
 def _gated(activation: Any, name: str) -> Any:

@@ -27,7 +27,8 @@ from prism_core.kernels.simd import (
     to_f32,
 )
 
-_LOWEST, _HIGHEST, _ONE = np.float32(-87.0), np.float32(88.0), np.float32(1.0)
+_LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693145751953125), np.float32(-1.428606765330187e-06)
 _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(c) for c in (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040))
@@ -58,10 +59,15 @@ exp_f32x16 = _exponential(splat_f32x16, as_f32x16, as_i32x16)
 
 
 @device
+def one_plus_exp_of_minus(x: Any) -> Any:
+    """1 + e^-x: the divisor of a sigmoid."""
+    return add(splat_f32x16(_ONE), exp_f32x16(sub(splat_f32x16(_ZERO), x)))
+
+
+@device
 def sigmoid_f32x16(x: Any) -> Any:
     """1 / (1 + e^-x)."""
-    one = splat_f32x16(_ONE)
-    return div(one, add(one, exp_f32x16(sub(splat_f32x16(np.float32(0.0)), x))))
+    return div(splat_f32x16(_ONE), one_plus_exp_of_minus(x))
 
 
 @device
