@@ -1,7 +1,7 @@
 """Listens on the worker's hint channels, so that a cancellation or a command is looked at at once.
 
 Invariant: nothing depends on a hint. Whatever a hint says is read again from its key by those who act on it; a hint
-that is lost, late or forged costs at most one needless poll. (RQ's `shutdown` command is the exception: it has no key.)
+that is lost, late or forged costs at most one needless poll. (RQ's own commands are the exception: they have no key.)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariant: RQ's records of workers and jobs say what is true, so that `rq info` 
 never decide anything: the pool's own keys do, and the broker's scripts make a job's record true by themselves if this
 process dies on the way. Nothing that is stored in Redis can name code to run: jobs resolve to an allow-list of one
 function, callbacks and webhooks of a record are ignored, and the serializer is JSON.
-Not promised: RQ's retries, repeats, dependencies, scheduler and stop-job; the pool has its own words for all of them.
+Not promised: RQ's retries, repeats, dependencies and scheduler; the pool has its own words for all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORKER_TTL_S = 30
 EXECUTION_TTL_S = 90
 HEARTBEAT_S = 10.0
 FAILURE_TTL_S = 86_400
-COMMANDS = frozenset({"shutdown", "stop-job"})
+COMMANDS = {"shutdown": "shutdown", "stop-job": "stop", "stop-execution": "stop"}
 
 
 class TurnFailed(Exception):
@@ -178,13 +178,10 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
 
     @staticmethod
     def command(message: bytes) -> tuple[str, str] | None:
-        """(`shutdown`, "") or (`stop-job`, request id) from RQ's command channel; None for all else."""
+        """("shutdown", "") or ("stop", request id) from RQ's command channel; None for all else."""
         try:
             payload = json.loads(message)
-            name = payload["command"]
-            if name not in COMMANDS:
-                return None
-            return name, str(payload.get("job_id", ""))
+            return COMMANDS[payload["command"]], str(payload.get("job_id", ""))
         except (ValueError, KeyError, TypeError):
             return None
 

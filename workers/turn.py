@@ -126,6 +126,11 @@ class Turn:
         """A hint came that the broker has news for this turn: ask it now. From any thread."""
         self._flusher.look()
 
+    def cancel(self, request: str, reason: str) -> None:
+        """Cancels this turn if it is `request`, as a client would. From any thread."""
+        if request == self._claim.request:
+            self._cancellation.stop(Halt.CANCELLED, reason)
+
     # --- generation ----------------------------------------------------------------------------------------------
 
     def _attempts(self) -> Ending | Halt | None:

@@ -119,8 +119,11 @@ class TurnWorker(RqWorker):
 
     def _on_command(self, message: bytes) -> None:
         command = self.command(message)
+        turn = self._turn
         if command is not None and command[0] == "shutdown":
             self.request_drain()
+        elif command is not None and turn is not None:
+            turn.cancel(command[1], "stopped through rq")
 
     # --- the loop ------------------------------------------------------------------------------------------------
 

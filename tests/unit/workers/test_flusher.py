@@ -1,0 +1,303 @@
+"""The flusher against a real broker: order, numbers, resends, outages, and flags that reach the decoder loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker import events, keys
+from broker.errors import BrokerUnavailable
+from broker.store import Claim, Flags, WorkerStore
+from prism_core.errors import Cancelled, DeadlineExceeded
+from tests.brokers import PrivateBroker
+from tests.pool import wait_for
+from tests.unit.workers.rig import Rig
+from workers.cancellation import Halt, Progress, TurnCancellation
+from workers.flusher import Flusher
+
+
+class Wire:
+    """Stands between a flusher and the real store: holds, loses or counts calls, and passes them on unchanged."""
+
+    def __init__(self, store: WorkerStore) -> None:
+        self._store = store
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.lose_requests = 0
+        self.lose_replies = 0
+        self.appends: list[tuple[int, int]] = []
+
+    def append(self, request: str, epoch: int, ev: int, payloads: list[bytes], n: int) -> Flags:
+        self.entered.set()
+        assert self.gate.wait(20)
+        if self.lose_requests:
+            self.lose_requests -= 1
+            raise BrokerUnavailable("lost on the way there")
+        flags = self._store.append(request, epoch, ev, payloads, n)
+        if self.lose_replies:
+            self.lose_replies -= 1
+            raise BrokerUnavailable("lost on the way back")
+        self.appends.append((ev, len(payloads)))
+        return flags
+
+    def poll(self, request: str, epoch: int) -> Flags:
+        return self._store.poll(request, epoch)
+
+
+class Stage:
+    def __init__(self, rig: Rig, **options: Any) -> None:
+        self.rig = rig
+        self.request = rig.submit(prompt="x", max_tokens=1000)
+        claim = rig.store.take()
+        assert claim is not None
+        self.claim: Claim = claim
+        self.wire = Wire(rig.store)
+        self.cancellation = TurnCancellation(Progress())
+        self.flusher = Flusher(self.wire, claim, self.cancellation, **options)  # type: ignore[arg-type]
+
+    def done(self) -> None:
+        assert self.flusher.flush(20), "the flusher did not get everything across"
+
+    def ids(self) -> list[int]:
+        return self.rig.log(self.request).ids
+
+
+@pytest.fixture
+def rig(broker: PrivateBroker) -> Rig:
+    return Rig(broker)
+
+
+@pytest.fixture
+def stage(rig: Rig):
+    made: list[Stage] = []
+
+    def make(**options: Any) -> Stage:
+        made.append(Stage(rig, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.wire.gate.set()
+        each.flusher.close()
+
+
+Make = Callable[..., Stage]
+
+
+def test_tokens_that_come_while_an_append_travels_go_together_in_the_next_one(stage: Make):
+    on = stage()
+    on.wire.gate.clear()
+    on.flusher.token(1, "a")
+    assert on.wire.entered.wait(20)
+    for token in range(2, 50):
+        on.flusher.token(token, "b")
+    on.wire.gate.set()
+    on.done()
+    log = on.rig.log(on.request)
+    assert log.ids == list(range(1, 50))
+    assert log.kinds() == ["delta", "delta"]
+    assert [event.data["n"] for event in log.events] == [1, 49]
+    assert (on.flusher.ev, on.flusher.n, on.flusher.appends) == (2, 49, 2)
+
+
+def test_kinds_of_events_keep_their_order(stage: Make):
+    on = stage()
+    on.wire.gate.clear()
+    on.flusher.event(events.start(attempt=1, worker="w", prompt_tokens=1, reused_tokens=0))
+    on.flusher.token(1, "a")
+    on.flusher.token(2, "b", {"lp": -1.0})
+    on.flusher.token(3, "c")
+    on.flusher.tail("tail")
+    on.wire.gate.set()
+    on.done()
+    log = on.rig.log(on.request)
+    assert log.ids == [1, 2, 3]
+    assert log.text == "abctail"
+    deltas = [event for event in log.events if event.kind == "delta"]
+    assert [len(event.data["lp"]) for event in deltas if "lp" in event.data] == [1]
+
+
+@pytest.mark.parametrize("way", ["lose_requests", "lose_replies"])
+def test_an_append_that_is_lost_is_sent_again_under_the_same_numbers(stage: Make, way: str):
+    on = stage()
+    setattr(on.wire, way, 3)
+    for token in range(20):
+        on.flusher.token(token, "x")
+    on.done()
+    assert on.ids() == list(range(20))
+
+
+def test_events_that_the_broker_has_lost_again_are_sent_again(stage: Make, rig: Rig):
+    """An append-only file may lose its last moments: the log then ends before what was acknowledged."""
+    on = stage()
+    for token in range(5):
+        on.flusher.token(token, "x")
+        on.done()
+    stream = keys.log(on.request)
+    lost = rig.redis.xrevrange(stream, count=3)
+    rig.redis.xdel(stream, *[entry for entry, _ in lost])
+    rig.redis.hset(keys.request(on.request), mapping={"ev": 2, "n": 2})
+    # A stream refuses ids below its last one, so the lost end is cut the way a shorter file would have it.
+    kept = rig.redis.xrange(stream)
+    rig.redis.delete(stream)
+    for entry, fields in kept:
+        rig.redis.xadd(stream, fields, entry)
+    on.flusher.token(5, "x")
+    on.done()
+    assert on.ids() == list(range(6))
+    assert [event.data["n"] for event in rig.log(on.request).events] == [1, 2, 3, 4, 5, 6]
+
+
+def test_events_of_an_earlier_attempt_cannot_be_healed_and_the_turn_says_so(stage: Make, rig: Rig):
+    on = stage()
+    on.flusher.token(1, "x")
+    on.done()
+    rig.store.give_back(on.request, on.claim.epoch, "drain")
+    later = Stage.__new__(Stage)
+    claim = rig.store.take()
+    assert claim is not None
+    rig.redis.hset(keys.request(on.request), mapping={"ev": 0, "n": 0})
+    later.cancellation = TurnCancellation(Progress())
+    flusher = Flusher(rig.store, claim, later.cancellation)
+    flusher.token(2, "y")
+    assert flusher.flush(20)
+    flusher.close()
+    assert later.cancellation.halt is Halt.BROKEN
+
+
+def test_a_cancellation_comes_back_with_the_next_append(stage: Make, rig: Rig):
+    on = stage(poll_s=3600.0)
+    rig.scripts.run("cancel", [keys.request(on.request)], [on.request, "local", "why"])
+    assert not on.cancellation.is_cancelled
+    on.flusher.token(1, "x")
+    on.done()
+    assert on.cancellation.is_cancelled
+    assert (on.cancellation.halt, on.cancellation.detail) == (Halt.CANCELLED, "why")
+
+
+def test_a_cancellation_is_seen_without_any_append_during_a_long_prefill(stage: Make, rig: Rig):
+    on = stage()
+    rig.scripts.run("cancel", [keys.request(on.request)], [on.request, "local", "why"])
+    wait_for(lambda: on.cancellation.is_cancelled, "the poll", 10)
+
+
+def test_a_hint_makes_the_flusher_look_at_once(stage: Make, rig: Rig):
+    on = stage(poll_s=3600.0)
+    rig.scripts.run("cancel", [keys.request(on.request)], [on.request, "local", "why"])
+    on.flusher.look()
+    wait_for(lambda: on.cancellation.is_cancelled, "the look", 10)
+
+
+def test_a_fenced_turn_stops_and_nothing_more_is_sent(stage: Make, rig: Rig):
+    on = stage()
+    on.flusher.token(1, "x")
+    on.done()
+    rig.scripts.run("rescue", [keys.request(on.request)], [on.request, "w1", "worker_lost"])
+    on.flusher.token(2, "y")
+    on.done()
+    assert on.flusher.is_dead
+    assert on.cancellation.halt is Halt.FENCED
+    on.flusher.token(3, "z")
+    on.done()
+    assert on.ids() == [1]
+
+
+def test_a_request_that_is_gone_stops_the_turn(stage: Make, rig: Rig):
+    on = stage()
+    rig.redis.delete(keys.request(on.request))
+    on.flusher.token(1, "x")
+    on.done()
+    assert on.flusher.is_dead
+
+
+def test_a_full_buffer_makes_the_decoder_wait_until_the_broker_is_back(stage: Make):
+    on = stage(buffer_events=10)
+    on.wire.gate.clear()
+    on.flusher.token(0, "x")
+    assert on.wire.entered.wait(20)
+    for token in range(1, 12):
+        on.flusher.token(token, "x")
+    checks: list[int] = []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 2:
+            on.wire.gate.set()
+
+    on.flusher.wait_for_room(check)
+    assert len(checks) >= 2
+    on.done()
+    assert on.ids() == list(range(12))
+
+
+def test_an_absent_broker_makes_the_decoder_wait_after_the_buffer_time(stage: Make):
+    on = stage(buffer_s=0.05)
+    on.wire.lose_requests = 10_000
+    on.flusher.token(1, "x")
+    seen = wait_for(lambda: _waits(on), "the buffer to be full")
+    assert isinstance(seen, DeadlineExceeded)
+    on.wire.lose_requests = 0
+    on.done()
+    assert on.ids() == [1]
+
+
+def _waits(on: Stage) -> DeadlineExceeded | None:
+    def late() -> None:
+        raise DeadlineExceeded("late")
+
+    try:
+        on.flusher.wait_for_room(late)
+    except DeadlineExceeded as error:
+        return error
+    return None
+
+
+def test_a_stopped_turn_does_not_wait_for_room(stage: Make):
+    on = stage(buffer_events=1)
+    on.wire.gate.clear()
+    on.flusher.token(1, "x")
+    assert on.wire.entered.wait(20)
+    on.flusher.token(2, "x")
+    on.cancellation.stop(Halt.DRAINED)
+    with pytest.raises(Cancelled):
+        on.flusher.wait_for_room(lambda: None)
+
+
+def test_a_broker_that_refuses_an_event_for_good_stops_the_turn(stage: Make, rig: Rig):
+    on = stage()
+    rig.redis.delete(keys.log(on.request))
+    rig.redis.set(keys.log(on.request), "no stream")
+    on.flusher.token(1, "x")
+    on.done()
+    assert on.cancellation.halt is Halt.BROKEN
+
+
+def test_closing_does_not_wait_for_an_absent_broker(stage: Make):
+    on = stage()
+    on.wire.lose_requests = 10_000
+    on.flusher.token(1, "x")
+    wait_for(lambda: on.wire.lose_requests < 10_000, "the first try")
+    began = time.monotonic()
+    on.flusher.close()
+    assert time.monotonic() - began < 5
+
+
+def test_a_broker_that_was_killed_gets_every_event_once_when_it_is_back(rig: Rig, stage: Make):
+    on = stage()
+    for token in range(10):
+        on.flusher.token(token, "x")
+    on.done()
+    rig.redis.config_set("appendfsync", "always")
+    on.flusher.token(10, "x")
+    on.done()
+    rig.broker.kill()
+    for token in range(11, 20):
+        on.flusher.token(token, "x")
+    rig.broker.start()
+    on.done()
+    assert on.ids() == list(range(20))
