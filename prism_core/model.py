@@ -16,15 +16,16 @@ from typing import Any
 from prism_core.engine import ModelDecoder
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.gguf import GgufFile, open_gguf
+from prism_core.gguf import describe as describe_file
 from prism_core.kernels.families import family_for
 from prism_core.kernels.target import target
 from prism_core.kernels.threads import MAX_THREADS
 from prism_core.limits import MAX_CONTEXT_TOKENS
-from prism_core.models import build_graph, rotation
+from prism_core.models import build_graph, check_architecture
 from prism_core.models.assembly import Program, Scratch
 from prism_core.models.graph import Graph
 from prism_core.models.symbols import PAGE_TOKENS
-from prism_core.tokenizer import Tokenizer
+from prism_core.tokenizer import ChatTemplate, Tokenizer
 from prism_core.weights import Layout, Weights, load_weights, packed_type
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -39,10 +40,11 @@ class Model:
 
     def __init__(
         self, file: GgufFile, graph: Graph, layout: Layout, *, threads: int, context_tokens: int, exact: bool,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer, chat: ChatTemplate,
     ) -> None:  # fmt: skip
         self._file, self._graph, self._layout = file, graph, layout
         self.tokenizer = tokenizer
+        self.chat = chat
         self.threads = threads
         self.context_tokens = context_tokens
         self.exact = exact
@@ -99,14 +101,8 @@ class Model:
     def describe(self) -> dict[str, Any]:
         """What this model is, in plain values."""
         hyper = self._graph.hyper
-        return {
-            "path": str(self.path),
+        return describe_file(self._file) | {
             "identity": self.identity,
-            "architecture": self.architecture,
-            "name": self._file.metadata.get("general.name"),
-            "parameters": sum(tensor.elements for tensor in self._file.tensors.values()),
-            "file_bytes": self._file.file_bytes,
-            "layers": hyper.layers,
             "width": hyper.width,
             "feed_forward": max(hyper.feed_forward),
             "heads": max(hyper.heads),
@@ -114,13 +110,11 @@ class Model:
             "head_dim": hyper.head_dim,
             "vocab_size": self.vocab_size,
             "context_tokens": self.context_tokens,
-            "file_context_tokens": hyper.context,
-            "tensor_types": tensor_types(self._file),
-            "rotation": rotation.describe(self._file.hadamard),
             "recurrent_state_bytes": 4 * self._graph.state_words,
             "kv_bytes_per_token": page_bytes(self._graph, self.exact) // PAGE_TOKENS,
             "memory": self.memory(),
             "numerics": numeric_contract(self.exact),
+            "chat": self.chat.describe(),
             "threads": self.threads,
         }
 
@@ -177,7 +171,9 @@ def _open(
     def coding_of(name: str) -> str:
         return family_for(packed_type(file.tensors[name].type, exact)).coding.name
 
+    check_architecture(file.architecture)
     tokenizer = Tokenizer.from_metadata(file.metadata)
+    chat = ChatTemplate.from_metadata(file.metadata, tokenizer)
     graph = build_graph(file, coding_of, tokenizer.vocab_size)
     longest = min(graph.hyper.context, MAX_CONTEXT_TOKENS)
     if context_tokens is None:
@@ -186,7 +182,9 @@ def _open(
     layout = Layout(file, graph.tensors, exact=exact)
     if memory_budget is not None:
         _check_budget(memory_needed(graph, layout, context_tokens, threads, exact), context_tokens, memory_budget)
-    return Model(file, graph, layout, threads=threads, context_tokens=context_tokens, exact=exact, tokenizer=tokenizer)
+    return Model(
+        file, graph, layout, threads=threads, context_tokens=context_tokens, exact=exact, tokenizer=tokenizer, chat=chat
+    )
 
 
 def _check_budget(needed: dict[str, int], context_tokens: int, budget: int) -> None:
@@ -224,14 +222,6 @@ def numeric_contract(exact: bool) -> str:
     """The part of an identity that says how numbers are rounded."""
     fused = "" if target().fma else ".unfused"
     return ("f32.kv32.1" if exact else "a8.kv16.1") + fused
-
-
-def tensor_types(file: GgufFile) -> dict[str, int]:
-    """How many tensors there are of each type."""
-    counts: dict[str, int] = {}
-    for tensor in file.tensors.values():
-        counts[tensor.type.name] = counts.get(tensor.type.name, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> int:

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from prism_core.errors import ModelError
 from prism_core.gguf import GgufFile, TensorInfo, TensorType, check_scales, dequantize
 from prism_core.home import prism_home
 from prism_core.kernels.families import Family, family_for

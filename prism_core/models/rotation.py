@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +56,3 @@ class Rotation:
             return Turn("turned", signs)
         repeats = self._value_heads // self._key_heads
         return Turn("turned.grouped", signs, self._key_heads, repeats, width // self._value_heads)
-
-
-def describe(spec: HadamardSpec | None) -> dict[str, Any] | None:
-    """The rotation in a few words, for `Model.describe`."""
-    if spec is None:
-        return None
-    return {"version": spec.version, "block": spec.block_size, "matrices": len(spec.weight_names)}

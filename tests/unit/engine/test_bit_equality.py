@@ -70,7 +70,7 @@ def test_restoring_gives_the_run_that_was_saved_any_number_of_times(model: Model
         if at in (0, 1, 31, 32, 33, 70):
             saved[at] = decoder.checkpoint()
         evaluate(decoder, token)
-    straight = {at: after(model.decoder(), ids[:at] + [9, 8, 7]) for at in saved}
+    straight = {at: after(model.decoder(), [*ids[:at], 9, 8, 7]) for at in saved}
     for at in (70, 0, 33, 70, 31, 1, 32, 33):
         decoder.restore(saved[at])
         assert decoder.length == at
