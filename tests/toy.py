@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from prism_core.tokenizer.chat import Answer
+
 BYTES = 256
 START, END, STOP = 256, 257, 258  # <|start|> opens a message, <|end|> closes it, <|stop|> ends an answer
 VOCAB = 259
@@ -147,10 +149,12 @@ class ToyChat:
     def __init__(self, tokenizer: ToyTokenizer) -> None:
         self._tokenizer = tokenizer
 
+    def warm(self) -> None: ...
+
     def encode_turn(
         self,
         messages: Sequence[Mapping[str, Any]],
-        answers: Mapping[int, Sequence[int]] | None = None,
+        answers: Mapping[int, Sequence[int] | Answer] | None = None,
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> ToyPrompt:
@@ -159,7 +163,8 @@ class ToyChat:
         save_at: list[int] = []
         for index, message in enumerate(messages):
             ids += [START, *self._tokenizer.encode(message["role"] + ":")]
-            ids += answers[index] if index in answers else self._tokenizer.encode(str(message["content"]))
+            kept = answers.get(index)
+            ids += kept.token_ids if isinstance(kept, Answer) else kept or self._tokenizer.encode(message["content"])
             ids.append(END)
             if message["role"] == "system":
                 save_at.append(len(ids))
@@ -190,8 +195,9 @@ class ToyModel:
         self.tokenizer = ToyTokenizer()
         self.chat = ToyChat(self.tokenizer)
 
-    def describe(self) -> dict[str, Any]:
-        return {"name": "toy", "architecture": self.architecture, "weight_bytes": 3 * VOCAB * WIDTH * 8}
+    def memory(self, context_tokens: int | None = None) -> dict[str, int]:
+        parts = {"weights": 3 * VOCAB * WIDTH * 8, "kv_cache": 64 * (context_tokens or self.context_tokens)}
+        return parts | {"total": sum(parts.values())}
 
     def decoder(self) -> ToyDecoder:
         return ToyDecoder(identity=self.identity, **self._options)

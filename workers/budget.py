@@ -48,45 +48,33 @@ def plan(model: Any, decoder: Any, *, memory_bytes: int | None, saved_prefixes: 
     Raises `InvalidRequest` naming the need, the budget and a context that fits.
     """
     context = int(model.context_tokens)
-    weights = _weight_bytes(model)
-    need = _parts(decoder, model, context)
-    if memory_bytes is None:
-        kv, prefixes = need
-    else:
-        if weights + sum(need) > memory_bytes:
-            raise InvalidRequest(_refusal(model, decoder, weights, sum(need), memory_bytes))
-        kv = need[0]
-        prefixes = memory_bytes - weights - kv
+    weights, live, prefixes = _parts(model, decoder, context)
+    if memory_bytes is not None:
+        if weights + live + prefixes > memory_bytes:
+            raise InvalidRequest(_refusal(model, decoder, weights + live + prefixes, memory_bytes))
+        prefixes = memory_bytes - weights - live
     limits = Limits(context, saved_prefixes, prefixes)
-    return Plan(context_tokens=context, weight_bytes=weights, kv_bytes=kv, prefix_bytes=prefixes, limits=limits)
+    return Plan(context_tokens=context, weight_bytes=weights, kv_bytes=live, prefix_bytes=prefixes, limits=limits)
 
 
-def _parts(decoder: Any, model: Any, context: int) -> tuple[int, int]:
-    """(live KV cache, least for saved prefixes) of a context, in bytes."""
-    kv = int(decoder.checkpoint_bytes_at(context))
-    snapshot = kv + 4 * (context + int(model.vocab_size)) + SNAPSHOT_OVERHEAD_BYTES
-    return kv, 2 * snapshot + SLACK_BYTES
+def _parts(model: Any, decoder: Any, context: int) -> tuple[int, int, int]:
+    """(weights, live state and scratch, least for saved prefixes) at a context, in bytes."""
+    memory = model.memory(context)
+    snapshot = int(decoder.checkpoint_bytes_at(context)) + 4 * (context + int(model.vocab_size))
+    snapshot += SNAPSHOT_OVERHEAD_BYTES
+    return int(memory["weights"]), int(memory["total"] - memory["weights"]), 2 * snapshot + SLACK_BYTES
 
 
-def _weight_bytes(model: Any) -> int:
-    facts = model.describe()
-    for name in ("weight_bytes", "weights_bytes", "packed_bytes"):
-        if name in facts:
-            return int(facts[name])
-    return 0
-
-
-def _refusal(model: Any, decoder: Any, weights: int, need: int, budget: int) -> str:
-    fits = 0
-    low, high = MIN_CONTEXT_TOKENS, int(model.context_tokens)
+def _refusal(model: Any, decoder: Any, need: int, budget: int) -> str:
+    fits, low, high = 0, MIN_CONTEXT_TOKENS, int(model.context_tokens)
     while low <= high:
         middle = (low + high) // 2
-        if weights + sum(_parts(decoder, model, middle)) <= budget:
+        if sum(_parts(model, decoder, middle)) <= budget:
             fits, low = middle, middle + 1
         else:
             high = middle - 1
     advice = f"a context of {fits} tokens fits" if fits else "not even a short context fits"
     return (
-        f"memory_bytes: weights of {weights} and a context of {model.context_tokens} tokens need {weights + need} "
-        f"bytes, the budget is {budget}: {advice}"
+        f"memory_bytes: weights and a context of {model.context_tokens} tokens need {need} bytes, "
+        f"the budget is {budget}: {advice}"
     )

@@ -78,6 +78,7 @@ def run(orders: Orders) -> int:
     """Opens the model first, so that a worker is a member of the pool only once it can answer at once."""
     config = orders.config
     model = resolve(orders.opener)(config.model, threads=config.threads, context_tokens=config.context_tokens)
+    model.chat.warm()
     decoder = model.decoder()
     memory = plan(model, decoder, memory_bytes=config.memory_bytes, saved_prefixes=config.saved_prefixes)
     runtime = Runtime(decoder, memory.limits, retention="lru", checkpoint_ceiling=64)

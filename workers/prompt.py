@@ -19,6 +19,7 @@ from broker.spec import RequestSpec
 from broker.transcript import TurnCommit, TurnRecord
 from prism_core import codec
 from prism_core.errors import InvalidRequest
+from prism_core.tokenizer.chat import Answer
 
 
 class Prompted(Protocol):
@@ -128,11 +129,11 @@ def _from_messages(
         turns = ()
     past: list[Mapping[str, Any]] = []
     ends: list[int] = []
-    answers: dict[int, list[int]] = {}
+    answers: dict[int, Answer] = {}
     for turn in turns:
         past += [*turn.messages, turn.answer]
         ends.append(len(past))
-        answers[len(past) - 1] = turn.answer_ids
+        answers[len(past) - 1] = Answer(turn.answer_ids, turn.text)
     if turns and not _is_whole(spec, messages):
         whole = [*map(dict, past), *messages]
         base, added = len(turns), messages
@@ -141,7 +142,7 @@ def _from_messages(
         common = _common(messages, past)
         base = sum(end <= common for end in ends)
         added = messages[ends[base - 1] if base else 0 :]
-    kept = {index: ids for index, ids in answers.items() if base and index < ends[base - 1]}
+    kept = {index: answer for index, answer in answers.items() if base and index < ends[base - 1]}
     prompt: Prompted = model.chat.encode_turn(whole, answers=kept, add_generation_prompt=True, **spec.template)
     ids = list(prompt.token_ids)
     save_at = {*prompt.save_at, *(_end_of(turns[base - 1], ids) if base else ())}
