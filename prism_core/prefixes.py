@@ -99,7 +99,14 @@ class SavedPrefixes:
         return reused
 
     def after(self, added: list[Snapshot], replaced: list[Snapshot]) -> SavedPrefixes:
-        """A new store: without the replaced ones, then with each of `added`, the oldest making room by count."""
-        kept = [snapshot for snapshot in self._saved if snapshot not in replaced] + added
-        excess = max(0, len(kept) - self._limits.checkpoints)
-        return SavedPrefixes(self._limits, lru=self._lru, saved=kept[excess:])
+        """A new store: without the replaced ones, then with each of `added`, the oldest making room by count.
+
+        What it has no place for is gone from this store too, like any eviction.
+        """
+        every = [snapshot for snapshot in self._saved if snapshot not in replaced] + added
+        kept = every[max(0, len(every) - self._limits.checkpoints) :]
+        dropped = [snapshot for snapshot in self._saved + added if snapshot not in kept]
+        self._saved = [snapshot for snapshot in self._saved if snapshot in kept]
+        for snapshot in dropped:
+            snapshot.release()
+        return SavedPrefixes(self._limits, lru=self._lru, saved=kept)

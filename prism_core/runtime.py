@@ -35,7 +35,7 @@ from prism_core.prefixes import full_snapshot_bytes
 from prism_core.sampling import Sampler, give_back
 from prism_core.timings import Timings
 from prism_core.transaction import Completion, Finish, Transaction
-from prism_core.validation import Arguments, check_decoder, check_limits, optional_callable
+from prism_core.validation import Arguments, check_decoder, check_limits
 
 __all__ = [
     "MAX_CHECKPOINTS",
@@ -123,9 +123,8 @@ class Runtime:
     ) -> None:
         limits = check_limits(limits, checkpoint_ceiling)
         vocab_size = check_decoder(decoder)
-        if clock is None:
-            raise InvalidRequest("clock must be callable, not None")
-        optional_callable("clock", clock)
+        if not callable(clock):
+            raise InvalidRequest(f"clock must be callable, not {clock!r}")
         if retention not in RETENTIONS:
             raise InvalidRequest(f"retention is {retention!r}, but must be one of {', '.join(RETENTIONS)}")
         self._clock = clock
