@@ -88,14 +88,17 @@ class ChatTemplate:
         self._renderer.warm()
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The text of the chat as the template writes it, for showing; `encode` is what keeps user text apart."""
         context = self._context(self._checked(messages), variables, add_generation_prompt)
-        return _text(self._renderer.render(self.source, context, [{}], self._clock())[0])
+        text = self._renderer.render(self.source, context, [{}], self._clock())[0]
+        if isinstance(text, InvalidRequest):
+            raise text
+        return text
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """The chat's token ids; InvalidRequest for bad messages or when the template refuses them."""
         return self.encode_turn(messages, add_generation_prompt=add_generation_prompt, **variables).token_ids
@@ -103,6 +106,7 @@ class ChatTemplate:
     def encode_turn(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         answers: Mapping[int, Sequence[int] | Answer] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
@@ -124,15 +128,19 @@ class ChatTemplate:
         if opening is not None:
             probe = {**covered[opening], "content": shield.fresh()}
             overrides.append({"messages": [*covered[:opening], probe], "add_generation_prompt": False})
-        rendered = self._renderer.render(self.source, context, overrides, self._clock())
-        text = _text(rendered[0])
+        text, *others = [
+            shield.unescaped(result) if isinstance(result, str) else result
+            for result in self._renderer.render(self.source, context, overrides, self._clock())
+        ]
+        if isinstance(text, InvalidRequest):
+            raise text
         chat = RenderedChat(text, marks, shield, self._tokenizer)
         points: list[int | None] = []
-        if opening is not None and isinstance(rendered[2], str):
-            start = chat.position(_common_length(text, rendered[2]), nearest=True)
+        if opening is not None and isinstance(others[1], str):
+            start = chat.position(_common_length(text, others[1]), nearest=True)
             points.append(start if start is not None and start >= MIN_SAVED_TOKENS else None)
-        if isinstance(rendered[1], str) and text.startswith(rendered[1]):
-            points.append(chat.position(len(rendered[1]), nearest=False))
+        if isinstance(others[0], str) and text.startswith(others[0]):
+            points.append(chat.position(len(others[0]), nearest=False))
         ids = chat.ids
         bos = self._tokenizer.bos if self._tokenizer.add_bos else None
         head = [bos] if bos is not None and ids[:1] != [bos] else []
@@ -191,12 +199,6 @@ class ChatTemplate:
         texts = [vocabulary.texts[index] for index in vocabulary.ids_of_type(CONTROL, UNKNOWN)]
         self._spellings = ControlSpellings(filter(None, texts), self.source)
         return self._spellings
-
-
-def _text(rendered: str | InvalidRequest) -> str:
-    if isinstance(rendered, InvalidRequest):
-        raise rendered
-    return rendered
 
 
 def _common_length(left: str, right: str) -> int:

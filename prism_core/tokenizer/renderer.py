@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -28,6 +29,7 @@ START_SECONDS: Final = 60.0
 WALL_SECONDS: Final = 10.0  # the child's own limit of CPU time comes first, unless the machine is overloaded
 MAX_REPLY_BYTES: Final = 128 * 1024 * 1024
 _CHUNK: Final = 1 << 20
+_PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "TZ")
 
 
 class _ChildGone(Exception):
@@ -80,10 +82,11 @@ class Renderer:
             return
         if self._owner == os.getpid():
             self._stop()
-        script = str(Path(__file__).with_name("sandbox.py"))
-        # isolated: neither the environment nor the current folder chooses what is imported; no terminal signals
+        # isolated: neither the environment nor the current folder chooses what is imported, no secret in the
+        # environment is passed on, and the terminal's signals go past it
         self._child = subprocess.Popen(
-            [sys.executable, "-I", script],
+            [sys.executable, "-IB", str(Path(__file__).with_name("sandbox.py")), *_folders_of("jinja2", "markupsafe")],
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -168,6 +171,12 @@ class Renderer:
             selector.register(fd, event)
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
+
+
+def _folders_of(*packages: str) -> list[str]:
+    """Where the packages that the script needs are found by this process."""
+    specs = [find_spec(package) for package in packages]
+    return sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin})
 
 
 def _refusal(reply: Mapping[str, str]) -> InvalidRequest:

@@ -23,6 +23,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
+if __name__ == "__main__":
+    sys.path.extend(sys.argv[1:])  # where the parent finds jinja2
+
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser

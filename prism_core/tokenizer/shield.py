@@ -72,6 +72,7 @@ class Shield:
         for text in _strings(values, 0):
             self._taken.update(_PRIVATE.findall(text))
         self._next = 0xF0000 + secrets.randbelow(0xFFFE)
+        self._given: list[str] = []
         self._stand_ins: dict[str, str] = {}
         self._back: dict[int, str] = {}
 
@@ -82,6 +83,7 @@ class Shield:
             self._next = 0xF0000 if code >= 0x10FFFD else code + 1
             if any(low <= code < high for low, high in _RANGES) and chr(code) not in self._taken:
                 self._taken.add(chr(code))
+                self._given.append(chr(code))
                 return chr(code)
         raise InvalidRequest("the messages use every private-use character of Unicode; none is left to mark them with")
 
@@ -119,12 +121,17 @@ class Shield:
 
     def restore(self, text: str) -> str:
         """The user's own characters again."""
-        if not self._back:
-            return text
-        if "\\ud" in text:  # JSON of a template that escapes what is not ASCII
-            for stand_in in self._stand_ins.values():
-                text = text.replace(json.dumps(stand_in)[1:-1], stand_in)
-        return text.translate(self._back)
+        return text.translate(self._back) if self._back else text
+
+    def unescaped(self, text: str) -> str:
+        """A rendering in which this request's private characters stand for themselves again.
+
+        A template that prints a whole object, or JSON in ASCII, spells them as escapes.
+        """
+        if "\\U000" in text or "\\U0010" in text or "\\ud" in text:
+            for char in self._given:
+                text = text.replace(repr(char)[1:-1], char).replace(json.dumps(char)[1:-1], char)
+        return text
 
     def _key(self, name: Any) -> Any:
         return self.text(name) if isinstance(name, str) and not self._is_plain(name) else name

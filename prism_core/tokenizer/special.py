@@ -60,7 +60,7 @@ class SpecialTokens:
 
     def _longest(self, text: str, start: int) -> int:
         for length in self._lengths.get(text[start : start + 2]) or self._lengths.get(text[start : start + 1], ()):
-            if text[start : start + length] in self._ids:
+            if start + length <= len(text) and text[start : start + length] in self._ids:
                 return start + length
         return 0
 

@@ -139,11 +139,7 @@ def _neighbours(texts: dict[str, int]) -> np.ndarray:
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int | None]:
     """The token of each byte: <0xNN>, else the unknown token, else none (the byte is dropped)."""
-    unknown = vocabulary.special_ids.get("unknown")
-    names = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    found: list[int | None] = [unknown] * 256
+    found: list[int | None] = [vocabulary.special_ids.get("unknown")] * 256
     for index in vocabulary.ids_of_type(BYTE):
-        byte = names.get(vocabulary.texts[index])
-        if byte is not None:
-            found[byte] = index
+        found[int(vocabulary.texts[index][3:5], 16)] = index
     return found

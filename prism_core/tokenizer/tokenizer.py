@@ -46,6 +46,7 @@ class Tokenizer:
         self._encoder = encoder
         self._strip_space = strip_space
         self._types = vocabulary.types.tolist()
+        self._bytes: dict[int, bytes] = {}
         self._always = SpecialTokens(_spellings(vocabulary, USER_DEFINED))
         self._parsed: SpecialTokens | None = None
 
@@ -88,6 +89,19 @@ class Tokenizer:
     @property
     def eos(self) -> int | None:
         return self.vocabulary.special_ids.get("eos")
+
+    def describe(self) -> dict[str, object]:
+        """What `models inspect` shows; `pre_known` is False where an unknown pre-tokenizer fell back to `default`."""
+        return {
+            "model": self.vocabulary.model,
+            "pre": self.pre,
+            "pre_known": self.vocabulary.model != "gpt2" or self.pre in PRE_TOKENIZERS,
+            "tokens": self.vocab_size,
+            "bos": self.bos,
+            "eos": self.eos,
+            "add_bos": self.add_bos,
+            "stop_tokens": list(self.stop_tokens),
+        }
 
     def encode(self, text: str, *, special: Special = "literal", add_bos: bool | None = None) -> list[int]:
         """Ids of `text`, at most MAX_INPUT_BYTES of UTF-8.
@@ -132,13 +146,21 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, show_control: bool = False) -> bytes:
         """The bytes that a token adds to the text: none for control and unknown tokens unless shown, or for padding."""
-        if token_id < 0:
-            raise InvalidRequest(f"token id {token_id} is negative")
-        if token_id >= len(self._types):
-            return b""
+        data = self._bytes.get(token_id)
+        if data is None or (show_control and not data):
+            if token_id < 0:
+                raise InvalidRequest(f"token id {token_id} is negative")
+            if token_id >= len(self._types):
+                return b""
+            if show_control and self._types[token_id] in (CONTROL, UNKNOWN):
+                return self.vocabulary.texts[token_id].encode()
+            data = self._bytes[token_id] = self._spell(token_id)
+        return data
+
+    def _spell(self, token_id: int) -> bytes:
         kind, text = self._types[token_id], self.vocabulary.texts[token_id]
         if kind in (CONTROL, UNKNOWN):
-            return text.encode() if show_control else b""
+            return b""
         if kind == USER_DEFINED:
             return text.encode()
         if self.vocabulary.model == "gpt2":

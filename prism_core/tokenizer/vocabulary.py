@@ -10,6 +10,7 @@ file gives them (as llama.cpp decides): such a spelling in a user's text stays t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,6 +51,7 @@ _ID_KEYS: Final = (
     "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep",
 )
 # fmt: on
+_BYTE_NAME: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def byte_alphabet() -> tuple[str, ...]:
@@ -105,6 +107,11 @@ class Vocabulary:
         if model == "llama":
             if scores is None:
                 raise ModelError("tokenizer.ggml.scores is missing; a 'llama' (SPM) vocabulary is merged by its scores")
+            for index in np.flatnonzero(types == BYTE).tolist():
+                if not _BYTE_NAME.fullmatch(texts[index]):
+                    raise ModelError(
+                        f"tokenizer.ggml.tokens[{index}] is {texts[index]!r}; a byte token is named <0xNN>"
+                    )
             for name, index, wanted in (("bos", 1, CONTROL), ("eos", 2, CONTROL), ("unknown", 0, UNKNOWN)):
                 # files written before these keys existed rely on the fixed ids of Llama 2
                 if index < len(texts) and types[index] == wanted:
@@ -145,12 +152,11 @@ def _tokens(metadata: Mapping[str, object]) -> list[str]:
     if set(map(type, tokens)) != {str}:
         index = next(i for i, token in enumerate(tokens) if type(token) is not str)
         raise ModelError(f"{key}[{index}] must be a string, not {type(tokens[index]).__name__}")
-    # no character takes more than four bytes, so only texts over a quarter of the limit need counting
-    for index, token in enumerate(tokens):
-        if len(token) > MAX_TOKEN_BYTES // 4 and len(token.encode(errors="surrogatepass")) > MAX_TOKEN_BYTES:
-            raise ModelError(
-                f"{key}[{index}] is {len(token.encode(errors='surrogatepass'))} bytes long; at most {MAX_TOKEN_BYTES}"
-            )
+    if max(map(len, tokens)) > MAX_TOKEN_BYTES // 4:  # no character takes more than four bytes
+        for index, token in enumerate(tokens):
+            size = len(token.encode(errors="surrogatepass"))
+            if size > MAX_TOKEN_BYTES:
+                raise ModelError(f"{key}[{index}] is {size} bytes long; at most {MAX_TOKEN_BYTES} are accepted")
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError:
