@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .container import Shard, parse
 from .hadamard import HadamardSpec, read_hadamard
-from .identity import sha256_of
+from .identity import sha256_of, sha256_of_buffers
 from .metadata import Metadata, T
 from .source import Source
 from .spans import Placement, place
@@ -66,6 +66,7 @@ class GgufFile:
         self.path = path
         self.shards = tuple(shards)
         self.sources = tuple(sources)
+        self._buffers = tuple(buffers)
         self.metadata: Metadata = shards[0].metadata
         self.architecture = self.metadata.require("general.architecture", str, low=1, high=64)
         check_shards(shards)
@@ -99,9 +100,16 @@ class GgufFile:
             raise ModelError(f"{self.path}: tensor {name!r} is missing")
         return found
 
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """A private copy of a tensor's bytes (uint8, 1-D), safe even where the file is cut short meanwhile."""
+        tensor = self.tensor(name)
+        if not self.sources:
+            return tensor.data.copy()
+        return np.frombuffer(self.sources[tensor.shard].read(tensor.offset, tensor.nbytes), dtype=np.uint8)
+
     def sha256(self) -> str:
         """Hex digest of the file, remembered under `$PRISM_HOME/identity` (see identity.py for what that trusts)."""
-        return sha256_of(self.sources)
+        return sha256_of(self.sources) if self.sources else sha256_of_buffers(self._buffers)
 
     def check_unchanged(self) -> None:
         """Raise ModelError where a file of this model has changed since it was opened."""
@@ -111,6 +119,7 @@ class GgufFile:
     def close(self) -> None:
         """Let go of the files. Arrays made from `data` stay valid, and keep their pages mapped, until they end."""
         self.tensors = MappingProxyType({})
+        self._buffers = ()
         for source in self.sources:
             source.close()
 

@@ -125,9 +125,11 @@ class _Reader:
 
     def names(self, name: str) -> tuple[str, ...]:
         names = self.metadata.strings(PREFIX + name)
-        if len(set(names)) < len(names):
-            twice = next(entry for entry in names if names.count(entry) > 1)
-            raise self.error(f"key {PREFIX + name!r} lists {show(twice)} twice")
+        seen: set[str] = set()
+        for entry in names:
+            if entry in seen:
+                raise self.error(f"key {PREFIX + name!r} lists {show(entry)} twice")
+            seen.add(entry)
         return names
 
     def widths(self, weights: tuple[str, ...], inverse: tuple[str, ...], version: int, block: int) -> dict[int, str]:
@@ -157,7 +159,12 @@ class _Reader:
             raise self.error(f"key {PREFIX + 'sign_mode'!r} is {show(mode)}; 'identity' and 'explicit' are known")
         if mode == "identity" and PREFIX + "sign_values" not in self.metadata:
             return {}
-        sizes = [int(n) for n in self.metadata.integers(PREFIX + "sign_widths", low=1)]
+        listed = self.metadata.integers(PREFIX + "sign_widths", low=1)
+        if len(listed) > len(self.shapes):
+            raise self.error(
+                f"key {PREFIX + 'sign_widths'!r} has {len(listed)} entries, more than the {len(self.shapes)} tensors"
+            )
+        sizes = [int(width) for width in listed]
         values = self.metadata.integers(PREFIX + "sign_values")
         if sum(sizes) != len(values):
             raise self.error(

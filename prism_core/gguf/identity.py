@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..home import prism_home
 from .source import Source
@@ -30,10 +31,16 @@ def sha256_of(sources: Sequence[Source], clock: Callable[[], int] = time.time_ns
 
     Raises ModelError where a file changed while it was read.
     """
-    digests = [_digest(source, clock) for source in sources]
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return _joined([_digest(source, clock) for source in sources])
+
+
+def sha256_of_buffers(buffers: Sequence[Any]) -> str:
+    """The digest that files with these contents would have."""
+    return _joined([hashlib.sha256(buffer).hexdigest() for buffer in buffers])
+
+
+def _joined(digests: list[str]) -> str:
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _digest(source: Source, clock: Callable[[], int]) -> str:

@@ -4,8 +4,8 @@ Invariant: what is mapped, hashed and watched is one open file description; a sy
 file is opened (download caches are made of links), and what it led to must be a regular file. A change of size, time,
 inode or device after that is reported by `check_unchanged`.
 
-Not promised: a process that truncates the file while its pages are being read kills this one with SIGBUS. Check
-before and after a load, and read each page once into memory of your own where that matters.
+Not promised: a process that truncates the file while its mapped pages are being read kills this one with SIGBUS. `read`
+copies instead, and has no such weakness; with the map, check before and after a load.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from ..errors import ModelError
 from .container import HEADER_BYTES
+
+MAX_READ = 1 << 30
 
 
 class Source:
@@ -37,7 +39,10 @@ class Source:
             raise ModelError(
                 f"{path}: {self.size} bytes are too short for a GGUF file, whose header alone has {HEADER_BYTES}"
             )
-        self.map = mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ)
+        try:
+            self.map = mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ)
+        except (OSError, OverflowError, ValueError) as error:
+            raise ModelError(f"{path}: its {self.size} bytes cannot be mapped: {error}") from error
 
     def _open(self) -> int:
         # O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOFOLLOW: the name cannot turn into a link now.
@@ -62,8 +67,22 @@ class Source:
                 if before != after:
                     raise ModelError(f"{self.path}: changed since it was opened: its {what} was {before}, is {after}")
 
+    def read(self, begin: int, count: int) -> bytearray:
+        """Bytes [begin, begin + count), read and not mapped: a file cut short is a ModelError here, never a signal."""
+        out = bytearray(count)
+        view, done = memoryview(out), 0
+        while done < count:
+            got = os.preadv(self.fd, [view[done : done + MAX_READ]], begin + done)
+            if not got:
+                raise ModelError(
+                    f"{self.path}: byte {begin + done} is gone; it had {self.size} bytes when it was opened"
+                )
+            done += got
+        return out
+
     def close(self) -> None:
         """Drop the file and its map. Arrays that still look into the map keep the map (not the file) alive."""
         with contextlib.suppress(BufferError):  # arrays still look into it: the end of the last one unmaps it
             self.map.close()
         self._finalizer()
+        self.fd = -1

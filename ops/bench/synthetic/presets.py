@@ -25,10 +25,17 @@ def _shape(
     return dict(zip(names.split(), values, strict=True)) | {"context": 32768} | more
 
 
+YARN_8B = {
+    "qwen3.rope.scaling.type": "yarn",
+    "qwen3.rope.scaling.factor": 4.0,
+    "qwen3.rope.scaling.original_context_length": 16384,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _shape("qwen3", 28, 2048, 6144, 16, 8, 128, 151669),
     "qwen3-0.6b": _shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936),
-    "qwen3-8b": _shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151669, tied=False, context=65536),
+    "qwen3-4b": _shape("qwen3", 36, 2560, 9728, 32, 8, 128, 151669),
+    "qwen3-8b": _shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151669, tied=False, context=65536, extra=YARN_8B),
     "qwen2-0.5b": _shape("qwen2", 24, 896, 4864, 14, 2, 64, 151936, tied=False),
     "qwen35-0.8b": _shape(
         "qwen35", 24, 1024, 3584, 8, 2, 256, 248320, tied=True, key_heads=16, value_heads=16, state=128

@@ -16,7 +16,7 @@ import pytest
 
 from ops.bench import synthetic
 from prism_core.errors import ModelError
-from prism_core.gguf import open_gguf
+from prism_core.gguf import gguf_from_buffers, open_gguf
 from prism_core.gguf.identity import SETTLE_NS, sha256_of
 from prism_core.gguf.source import Source
 
@@ -126,6 +126,35 @@ class TestGroup17Files:
         np.testing.assert_array_equal(data, before)
         assert len(file.tensors) == 0
 
+    def test_a_read_copies_what_the_map_shows(self, model, tmp_path):
+        for path in (model, synthetic.qwen3(tmp_path / "split.gguf", parts=3)):
+            with open_gguf(path) as file:
+                for name, tensor in file.tensors.items():
+                    np.testing.assert_array_equal(file.read(name), tensor.data)
+                with pytest.raises(ModelError, match="tensor 'none' is missing"):
+                    file.read("none")
+
+    def test_a_read_of_a_file_cut_short_is_an_error_and_no_signal(self, model):
+        with open_gguf(model) as file:
+            os.truncate(model, 20_000)
+            with pytest.raises(ModelError, match=f"byte .* is gone; it had {file.file_bytes} bytes"):
+                file.read("token_embd.weight")
+
+    def test_a_file_too_large_to_map_is_refused(self, model):
+        os.truncate(model, 1 << 43)
+        code = """if True:
+            import resource, sys
+            from prism_core import ModelError
+            from prism_core.gguf import open_gguf
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+            try:
+                open_gguf(sys.argv[1])
+            except ModelError as error:
+                print(error)
+        """
+        done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
+        assert f"its {1 << 43} bytes cannot be mapped" in done.stdout
+
     def test_no_descriptor_is_left_behind(self, model):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
@@ -144,6 +173,14 @@ class TestGroup17Files:
 class TestIdentity:
     def test_it_is_the_sha_256_of_the_bytes(self, model, home):
         assert open_gguf(model).sha256() == hashlib.sha256(model.read_bytes()).hexdigest()
+
+    def test_files_in_memory_have_the_digest_of_files_on_disk(self, home, tmp_path):
+        synthetic.qwen3(tmp_path / "m.gguf", layers=1, parts=2)
+        paths = sorted(tmp_path.glob("m-*"))
+        for chosen in (paths, [synthetic.qwen3(tmp_path / "whole.gguf", layers=1)]):
+            in_memory = gguf_from_buffers([path.read_bytes() for path in chosen])
+            assert in_memory.sha256() == open_gguf(chosen[0]).sha256()
+            assert in_memory.read("output_norm.weight").nbytes == 1024
 
     def test_it_is_remembered_for_the_same_file_only(self, model, home):
         source = Source(model)

@@ -174,6 +174,12 @@ def test_a_listed_name_must_exist_be_a_matrix_and_stand_once(key):
     assert "lists 'output.weight' twice" in refusal(**{key: ("output.weight", "output.weight")})
 
 
+def test_long_lists_are_checked_in_linear_time():
+    names = tuple(f"blk.{n}.attn_q.weight" for n in range(300_000))
+    assert "lists 'blk.299999.attn_q.weight' twice" in refusal(weight_names=(*names, names[-1]))
+    assert "has 5000000 entries, more than the 7 tensors" in refusal(sign_widths=np.ones(5_000_000, np.int8))
+
+
 @pytest.mark.parametrize("name", ["blk.0.ssm_alpha.weight", "token_embd.weight"])
 def test_a_kind_that_is_never_rotated_is_refused(name):
     assert f"lists {name!r}, a kind that is never rotated" in refusal(weight_names=(*ROTATED, name))
