@@ -55,6 +55,15 @@ def test_random_blocks_decode_bit_for_bit_as_the_gguf_package_decodes_them(kind)
     assert_bits_equal(got, np.ascontiguousarray(expected, dtype=np.float32).reshape(-1))
 
 
+@pytest.mark.parametrize(
+    "kind", [t for t in SUPPORTED if t.name not in ("F32", "Q1_0_V1", "PQ2_0", "PTQ1_0")], ids=lambda kind: kind.name
+)
+def test_stored_vectors_of_llama_cpp_are_matched_bit_for_bit(kind, data):
+    with np.load(data / "dequantize.npz") as stored:
+        blocks, expected = stored[f"{kind.name}.bytes"], stored[f"{kind.name}.values"]
+    assert_bits_equal(dequantize(kind, blocks, len(expected)), expected)
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_random_blocks_of_prism_types_decode_as_their_written_definition_says(name):
     kind = TensorType[name]
