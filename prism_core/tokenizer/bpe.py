@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from reprlib import repr as show
 from typing import Final, cast
 
 from tokenizers import Regex, models, pre_tokenizers
@@ -74,7 +75,7 @@ def _merges(metadata: Mapping[str, object], vocabulary: Vocabulary, control: set
     parts_used = set(chain.from_iterable(merges))
     if not set(map(len, merges)) <= {2} or "" in parts_used:
         index = next(i for i, parts in enumerate(merges) if len(parts) != 2 or "" in parts)
-        raise ModelError(f"{key}[{index}] is {lines[index]!r}; two tokens with one space between them are needed")
+        raise ModelError(f"{key}[{index}] is {show(lines[index])}; two tokens with one space between them are needed")
     known = vocabulary.ids.keys()
     products = [line.replace(" ", "", 1) for line in lines]
     products_made = set(products)
@@ -82,7 +83,7 @@ def _merges(metadata: Mapping[str, object], vocabulary: Vocabulary, control: set
         for index, parts in enumerate(merges):
             for part in (*parts, products[index]):
                 if part not in known:
-                    raise ModelError(f"{key}[{index}] is {lines[index]!r}, but {part!r} is no token")
+                    raise ModelError(f"{key}[{index}] is {show(lines[index])}, but {show(part)} is no token")
     if len(set(lines)) != len(lines):
         merges = list(dict.fromkeys(merges))  # the first mention has the rank
     texts = {vocabulary.texts[index] for index in control}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as show
 from typing import Final
 
 import numpy as np
@@ -91,7 +92,7 @@ class Vocabulary:
         """Read and check `tokenizer.ggml.*`; ModelError names the key that is wrong."""
         model = text_of(metadata, "tokenizer.ggml.model")
         if model not in ("gpt2", "llama"):
-            raise ModelError(f"tokenizer.ggml.model is {model!r}; supported are 'gpt2' (BPE) and 'llama' (SPM)")
+            raise ModelError(f"tokenizer.ggml.model is {show(model)}; supported are 'gpt2' (BPE) and 'llama' (SPM)")
         texts = _tokens(metadata)
         ids = {text: index for index, text in enumerate(texts)}
         empty = texts.count("")
@@ -99,7 +100,7 @@ class Vocabulary:
         if len(ids) + empty != len(texts):
             index = next(i for i, text in enumerate(texts) if text and ids[text] != i)
             raise ModelError(
-                f"tokenizer.ggml.tokens: {texts[index]!r} is both token {index} and token {ids[texts[index]]}"
+                f"tokenizer.ggml.tokens: {show(texts[index])} is both token {index} and token {ids[texts[index]]}"
             )
         types = _types(metadata, len(texts))
         scores = _scores(metadata, len(texts))
@@ -110,7 +111,7 @@ class Vocabulary:
             for index in np.flatnonzero(types == BYTE).tolist():
                 if not _BYTE_NAME.fullmatch(texts[index]):
                     raise ModelError(
-                        f"tokenizer.ggml.tokens[{index}] is {texts[index]!r}; a byte token is named <0xNN>"
+                        f"tokenizer.ggml.tokens[{index}] is {show(texts[index])}; a byte token is named <0xNN>"
                     )
             for name, index, wanted in (("bos", 1, CONTROL), ("eos", 2, CONTROL), ("unknown", 0, UNKNOWN)):
                 # files written before these keys existed rely on the fixed ids of Llama 2
