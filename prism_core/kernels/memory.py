@@ -161,6 +161,20 @@ prefetch_t0, prefetch_t1, prefetch_t2 = map(_prefetcher, (3, 2, 1))
 """Ask for a cache line near (t0) or farther (t1, t2); harmless at any address."""
 
 
+@intrinsic
+def keep_order(_context: Any) -> Any:
+    """No memory access or prefetch is moved across this by the compiler; the processor is not told anything.
+
+    Without it LLVM gathers the prefetches of a whole loop body at its head, where they fill the miss buffers at once.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst", "singlethread")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 # Atomics
 
 

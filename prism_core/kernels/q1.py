@@ -38,7 +38,6 @@ from prism_core.kernels.lut_tile import (
     levels_wide,
     matmul_of,
     place_of,
-    prefetch_group,
     prefetch_scales,
     scaled,
     store_sums,
@@ -51,12 +50,6 @@ from prism_core.kernels.lut_tile import (
 _BIT = 2
 """A sum of +-q is twice the sum of the table entries, and an offset."""
 _BLOCK, _BLOCK_V1 = 128, 32
-
-
-@device
-def _pairs(cols: Any) -> Any:
-    """The two pairs of a block, as a number that LLVM does not know, so that it leaves their loop a loop."""
-    return min(2, cols)
 
 
 @device
@@ -80,12 +73,11 @@ def _tile_bytes_v1(cols: Any) -> Any:
 @device
 def _one_wide(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
     sums = zeros_wide()
-    pairs = _pairs(cols)
     for _block in range(cols // _BLOCK):
         prefetch_scales(tile)
         columns, tables, levels = tile + SCALES_BYTES, record + HEADER, record + SCALES
         totals = totals_wide(record + BITS_OFFSET)
-        for _pair in range(pairs):
+        for _pair in range(2):
             first = group_wide(columns, tables, _BIT)
             second = group_wide(columns + GROUP, tables + GROUP_TABLES, _BIT)
             totals = scaled(totals, first, second, levels_wide(levels))
@@ -101,13 +93,12 @@ def _one_wide(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
 @device
 def _four_wide(tile: Any, cols: Any, record: Any, stride: Any, out: Any, pitch: Any, rows: Any) -> None:
     s0 = s1 = s2 = s3 = zeros_wide()
-    pairs = _pairs(cols)
     for _block in range(cols // _BLOCK):
         prefetch_scales(tile)
         columns, tables, levels, offset = tile + SCALES_BYTES, record + HEADER, record + SCALES, record + BITS_OFFSET
         t0, t1 = totals_wide(offset), totals_wide(offset + stride)
         t2, t3 = totals_wide(offset + 2 * stride), totals_wide(offset + 3 * stride)
-        for _pair in range(pairs):
+        for _pair in range(2):
             a0, a1, a2, a3 = group_wide4(columns, tables, stride, _BIT)
             b0, b1, b2, b3 = group_wide4(columns + GROUP, tables + GROUP_TABLES, stride, _BIT)
             t0 = scaled(t0, a0, b0, levels_wide(levels))
@@ -135,20 +126,18 @@ def _four_wide(tile: Any, cols: Any, record: Any, stride: Any, out: Any, pitch: 
 
 @device
 def _group_narrow(columns: Any, tables: Any) -> Any:
-    prefetch_group(columns)
-    l0, h0, l1, h1 = group_narrow(columns, columns + COLUMN // 2, tables)
+    l0, h0, l1, h1 = group_narrow(columns, columns + COLUMN // 2, tables, 1)
     return joined_narrow(l0, h0, _BIT), joined_narrow(l1, h1, _BIT)
 
 
 @device
 def _one_narrow(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
     s0 = s1 = zeros_narrow()
-    pairs = _pairs(cols)
     for _block in range(cols // _BLOCK):
         prefetch_scales(tile)
         columns, tables, address = tile + SCALES_BYTES, record + HEADER, record + SCALES
         t0 = t1 = totals_narrow(record + BITS_OFFSET)
-        for _pair in range(pairs):
+        for _pair in range(2):
             a0, a1 = _group_narrow(columns, tables)
             b0, b1 = _group_narrow(columns + GROUP, tables + GROUP_TABLES)
             levels = levels_narrow(address)
