@@ -4,7 +4,7 @@ A8: int8 per 32 values, by the rule of llama.cpp on x86: d = amax / 127 and q = 
 with d kept as float32. A block whose largest magnitude is below 2^-118 counts as zero (127 / amax would overflow).
 A token is a run of 48-byte records, one per 32 values:
 
-    q int8[32] | d float32 | d * sum float32 | sum int32 | sum of the last 16 int32
+    q int8[32] | d float32 | d * sum float32 | -sum int32 | -(sum of the last 16) int32
 
 F32: the vector itself; a kernel of this coding may be given the plain activations with their own stride.
 
@@ -24,7 +24,7 @@ from prism_core.kernels.jit import Entry, device, entry
 
 A8_BLOCK = 32
 A8_RECORD = 48
-A8_SCALE, A8_SCALED_SUM, A8_SUM, A8_HIGH_SUM = 32, 36, 40, 44
+A8_SCALE, A8_SCALED_SUM, A8_NEGATED_SUM, A8_NEGATED_HIGH_SUM = 32, 36, 40, 44
 """Bytes of a record, and where its numbers stand."""
 
 ENCODE = "void(int64, int64, int64, int64, int64, int64)"
@@ -79,8 +79,8 @@ def encode_a8(x: Any, cols: Any, n_tokens: Any, x_stride: Any, out: Any, out_str
             total = simd.sum_lanes(simd.add(a, b)) + high
             memory.store_f32(record + A8_SCALE, scale)
             memory.store_f32(record + A8_SCALED_SUM, scale * np.float32(total))
-            memory.store_i32(record + A8_SUM, total)
-            memory.store_i32(record + A8_HIGH_SUM, high)
+            memory.store_i32(record + A8_NEGATED_SUM, -total)
+            memory.store_i32(record + A8_NEGATED_HIGH_SUM, -high)
             source += 4 * A8_BLOCK
             record += A8_RECORD
 

@@ -8,95 +8,123 @@ With s the row's scale, m its minimum, d and `sum` the activations' scale and in
     two:         acc = fma(m1, d * float(sum1), fma(m0, d * float(sum0), acc))
 
 The integers are exact in every processor's form of them (|I| <= 32 * 255 * 127), so all forms agree bit for bit.
+
+`codes[v][j]` is the j-th vector of 4 columns of the v-th group of rows; results are `[v][token]`. Instructions come out
+column by column, so that a broadcast of 4 activations serves all groups of rows, and 4 codes of a row all tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prism_core.kernels import forms
-from prism_core.kernels.coding import A8_HIGH_SUM, A8_SCALE, A8_SCALED_SUM, A8_SUM
+from prism_core.kernels.coding import A8_NEGATED_HIGH_SUM, A8_NEGATED_SUM, A8_SCALE, A8_SCALED_SUM
 from prism_core.kernels.layout import Layout
 from prism_core.kernels.staging import Lanes, Place, filled, fused
 from prism_core.kernels.target import target
 from prism_core.kernels.vectors import vector
 
+Codes = Sequence[Callable[[int], Lanes]]
+"""For each group of rows, the vector of columns 4j to 4j + 3."""
 
-def integer_sums(layout: Layout, codes: list[Lanes], tokens: list[list[Lanes]], parts: int) -> list[list[Lanes]]:
-    """For each token, `parts` vectors of exact int32 sums of codes times activations (8 of each, 4 columns in each)."""
-    builder, lanes = codes[0].builder, codes[0].kind.lanes // 4
-    total = vector("i32", lanes)
-    zero = filled(builder, total, 0)
+
+def integer_sums(layout: Layout, codes: Codes, acts: list[Place], chains: int) -> list[list[list[Lanes]]]:
+    """[v][token] -> `scales_per_32` vectors of exact int32 sums of (code - offset) * q, over equal parts of 32 columns.
+
+    Sums are kept in at least `chains` chains of dependent instructions: 2 hides their latency where few are in flight.
+    """
+    parts = layout.scales_per_32
     now = target()
     if now.vnni or (now.dotprod and layout.largest < 128):
         dot = forms.dot_us if now.vnni else forms.dot_ss
-        single = _chained(dot, codes, tokens, zero)
-    elif layout.signed or layout.largest > 127:
-        single = _chained(forms.dot_ss if layout.signed else forms.dot_us, codes, tokens, zero)
-    else:
-        single = _grouped(layout.largest, codes, tokens, parts)
-    each = len(single[0]) // parts
-    return [[_added(sums[part * each : (part + 1) * each]) for part in range(parts)] for sums in single]
+        return _chained(layout, dot, codes, acts, max(chains, parts))
+    if layout.signed or layout.largest > 127:
+        dot = forms.dot_ss if layout.signed else forms.dot_us
+        return _chained(layout, dot, codes, acts, max(chains, parts))
+    return _grouped(layout, codes, acts)
 
 
-def _added(values: list[Lanes]) -> Lanes:
-    result = values[0]
-    for value in values[1:]:
-        result = result + value
+def _offsets(layout: Layout, act: Place, kind: Any) -> list[Lanes]:
+    """What the sums start from: -offset times the sum of the activations, for each part."""
+    zero = filled(act.builder, kind, 0)
+    if not layout.offset:
+        return [zero] * layout.scales_per_32
+    shift = layout.offset.bit_length() - 1
+    total = act.repeat(kind, A8_NEGATED_SUM)
+    if layout.scales_per_32 == 1:
+        return [total << shift]
+    high = act.repeat(kind, A8_NEGATED_HIGH_SUM)
+    return [(total - high) << shift, high << shift]
+
+
+def _merged(chains: list[Lanes], parts: int) -> list[Lanes]:
+    """Add the chains of each part."""
+    each = len(chains) // parts
+    result = chains[::each]
+    for part in range(parts):
+        for other in chains[part * each + 1 : (part + 1) * each]:
+            result[part] = result[part] + other
     return result
 
 
-def _chained(dot: Any, codes: list[Lanes], tokens: list[list[Lanes]], zero: Lanes) -> list[list[Lanes]]:
-    """Two chains of four byte dot products per token; for many tokens these are independent enough."""
-    sums = [[zero, zero] for _ in tokens]
-    for j, code in enumerate(codes):
-        for total, values in zip(sums, tokens, strict=True):
-            before = total[j // 4]
-            total[j // 4] = Lanes(zero.builder, zero.kind, dot(zero.builder, before.value, code.value, values[j].value))
-    return sums
+def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: int) -> list[list[list[Lanes]]]:
+    bytes_ = codes[0](0).kind
+    kind, parts = vector("i32", bytes_.lanes // 4), layout.scales_per_32
+    zero = filled(acts[0].builder, kind, 0)
+    starts = [_offsets(layout, act, kind) for act in acts]
+    first_of_part = chains // parts
+    sums = [
+        [[start[i // first_of_part] if i % first_of_part == 0 else zero for i in range(chains)] for start in starts]
+        for _ in codes
+    ]
+    for j in range(8):
+        each = [of(j) for of in codes]
+        for token, act in enumerate(acts):
+            q = act.repeat(bytes_, 4 * j)
+            for v, code in enumerate(each):
+                chain = sums[v][token]
+                before = chain[j * chains // 8]
+                chain[j * chains // 8] = Lanes(q.builder, kind, dot(q.builder, before.value, code.value, q.value))
+    return [[_merged(chain, parts) for chain in row] for row in sums]
 
 
-def _grouped(largest: int, codes: list[Lanes], tokens: list[list[Lanes]], parts: int) -> list[list[Lanes]]:
-    """Pairs are added in int16 for as many vectors as must fit, and only then widened."""
-    builder = codes[0].builder
-    words, total = vector("i16", codes[0].kind.lanes // 2), vector("i32", codes[0].kind.lanes // 4)
+def _grouped(layout: Layout, codes: Codes, acts: list[Place]) -> list[list[list[Lanes]]]:
+    """Products are added in int16 for as many vectors as are sure to fit, and only then widened."""
+    bytes_, builder, parts = codes[0](0).kind, acts[0].builder, layout.scales_per_32
+    words, kind = vector("i16", bytes_.lanes // 2), vector("i32", bytes_.lanes // 4)
     ones = filled(builder, words, 1)
-    fit = min(8 // parts, 32767 // (2 * 127 * largest))
+    fit = min(8 // parts, 32767 // (2 * 127 * layout.largest))
     size = 1 << (fit.bit_length() - 1)
-    sums: list[list[Lanes]] = [[] for _ in tokens]
+    sums = [[_offsets(layout, act, kind) for act in acts] for _ in codes]
     for first in range(0, 8, size):
-        for result, values in zip(sums, tokens, strict=True):
-            pairs = [
-                Lanes(builder, words, forms.maddubs(builder, codes[j].value, values[j].value))
-                for j in range(first, first + size)
-            ]
-            wide = forms.maddwd(builder, _added(pairs).value, ones.value)
-            result.append(Lanes(builder, total, wide))
+        pairs: dict[tuple[int, int], Lanes] = {}
+        for j in range(first, first + size):
+            each = [of(j) for of in codes]
+            for token, act in enumerate(acts):
+                q = act.repeat(bytes_, 4 * j)
+                for v, code in enumerate(each):
+                    product = Lanes(builder, words, forms.maddubs(builder, code.value, q.value))
+                    pairs[v, token] = pairs[v, token] + product if j > first else product
+        for (v, token), pair in pairs.items():
+            wide = Lanes(builder, kind, forms.maddwd(builder, pair.value, ones.value))
+            part = first * parts // 8
+            sums[v][token][part] = sums[v][token][part] + wide
     return sums
 
 
-def add_columns(
-    layout: Layout, sums: list[Lanes], scales: list[Lanes], minimums: list[Lanes], act: Place, acc: Lanes
-) -> Lanes:
+def add_columns(sums: list[Lanes], scales: list[Lanes], minimums: list[Lanes], act: Place, acc: Lanes) -> Lanes:
     """The float part of 32 columns for one token; see the module's text."""
-    integers = vector("i32", acc.kind.lanes)
-    if layout.offset:
-        shift = layout.offset.bit_length() - 1
-        total = act.repeat(integers, A8_SUM)
-        if len(sums) == 2:
-            high = act.repeat(integers, A8_HIGH_SUM)
-            sums = [sums[0] - ((total - high) << shift), sums[1] - (high << shift)]
-        else:
-            sums = [sums[0] - (total << shift)]
     scale = act.repeat(acc.kind, A8_SCALE)
     value = sums[-1].floats() * scales[-1]
     if len(sums) == 2:
         value = fused(sums[0].floats(), scales[0], value)
     acc = fused(value, scale, acc)
     if len(minimums) == 1:
-        acc = fused(minimums[0], act.repeat(acc.kind, A8_SCALED_SUM), acc)
-    elif minimums:
-        total, high = act.repeat(integers, A8_SUM), act.repeat(integers, A8_HIGH_SUM)
-        acc = fused(minimums[0], (total - high).floats() * scale, acc)
-        acc = fused(minimums[1], high.floats() * scale, acc)
+        return fused(minimums[0], act.repeat(acc.kind, A8_SCALED_SUM), acc)
+    if minimums:
+        kind = vector("i32", acc.kind.lanes)
+        total, high = act.repeat(kind, A8_NEGATED_SUM), act.repeat(kind, A8_NEGATED_HIGH_SUM)
+        acc = fused(minimums[0], (high - total).floats() * scale, acc)
+        acc = fused(minimums[1], (filled(acc.builder, kind, 0) - high).floats() * scale, acc)
     return acc

@@ -7,9 +7,6 @@ from typing import ClassVar
 
 from prism_core.kernels.staging import Lanes, Place
 
-CODES_BYTES = 16 * 32
-"""Bytes of the codes of 16 rows x 32 columns."""
-
 
 class Layout(ABC):
     """How a block of a tile is laid out, and how codes, scales and minimums come out of it."""
@@ -38,8 +35,3 @@ class Layout(ABC):
     def minimums(self, place: Place, part: int) -> list[Lanes]:
         """`minimums_per_32` f32x8, to be added."""
         return []
-
-    @property
-    def record(self) -> int:
-        """Bytes of 16 decoded rows x 32 columns: codes, then scales and minimums of 16 rows each."""
-        return CODES_BYTES + 64 * (self.scales_per_32 + self.minimums_per_32)

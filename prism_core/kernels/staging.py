@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from prism_core.kernels import forms
-from prism_core.kernels.vectors import I64, Vector, halves, joined, pointer, splatted, vector
+from prism_core.kernels.vectors import I8, I32, I64, Vector, call, halves, joined, pointer, splatted, vector
 
 
 class Lanes:
@@ -124,9 +124,14 @@ class Place:
         """Write a vector `offset` bytes further."""
         self.builder.store(lanes.value, self._pointer(offset, lanes.kind.llvm), align=1)
 
+    def prefetch(self, offset: int) -> None:
+        """Ask for the cache line `offset` bytes further."""
+        hints = [ir.Constant(I32, value) for value in (0, 3, 1)]
+        call(self.builder, "llvm.prefetch.p0", ir.VoidType(), [self._pointer(offset, I8), *hints])
+
     def repeat(self, kind: Vector, offset: int) -> Lanes:
         """The 4 bytes at `offset`, repeated over a vector."""
-        element = kind.scalar if kind.width == 32 else ir.IntType(32)
+        element = kind.scalar if kind.width == 32 else I32
         word = self.builder.load(self._pointer(offset, element), typ=element, align=1)
         wide = splatted(self.builder, word, kind.bits // 32)
         return Lanes(self.builder, kind, wide if kind.width == 32 else self.builder.bitcast(wide, kind.llvm))

@@ -4,8 +4,8 @@ Lane r of a vector belongs to row r of the tile, so nothing is summed across lan
 for each 32 columns in order, on all paths; so a (row, token) gives the same bits whether it is computed alone, among
 many tokens, by 8 or by 16 lanes.
 
-Few tokens stream the packed weights and decode them in registers. Many (from `FEW_TOKENS` on) decode 16 rows x `CHUNK`
-columns to bytes on the stack, once per `GROUP` tokens, and multiply them in blocks of rows x tokens.
+Few tokens stream the packed weights and decode them in registers. Many (from `FEW_TOKENS` on) decode `ROWS` x `CHUNK`
+codes to bytes on the stack, once per `GROUP` tokens, and multiply them in register blocks of rows x tokens.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ from prism_core.kernels.coding import A8, A8_RECORD
 from prism_core.kernels.dots import add_columns, integer_sums
 from prism_core.kernels.families import MATMUL, ROW, Bytes, Family
 from prism_core.kernels.jit import Entry, entry
-from prism_core.kernels.layout import CODES_BYTES, Layout
+from prism_core.kernels.layout import Layout
 from prism_core.kernels.packing import TILE_ROWS
-from prism_core.kernels.simd import f32x8, i8x32
+from prism_core.kernels.simd import f32x8
 from prism_core.kernels.staging import Lanes, Place
 from prism_core.kernels.target import target
 from prism_core.kernels.vectors import I8, I64, intrinsic, vector
 
+ROWS = 32
+"""Rows decoded together, in four tiles."""
+CHUNK = 512
+"""Columns decoded together."""
 GROUP = 128
 """Tokens per decoding of a tile."""
-CHUNK = 1024
-"""Columns decoded at a time."""
-FEW_TOKENS = 4
+FEW_TOKENS = 3
 
-LANES, TOKENS = (16, 8) if target().avx512 else (8, 4)
-"""Rows of a vector and tokens of a register block in the product of many tokens."""
+LANES = 16 if target().avx512 else 8
+VECTORS, TOKENS = 2, 4
+"""A register block of the product of many tokens: two vectors of `LANES` rows, four tokens."""
+
+PREFETCH = 8192
+"""How far ahead the weights of one token are asked for, in bytes: memory's latency at a few dozen GB/s."""
 
 
 def decoder(layout: Layout) -> Any:
@@ -48,13 +54,13 @@ def decoder(layout: Layout) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             place = Place(builder, arguments[0])
             total = Lanes(builder, f32x8, arguments[2])
+            for line in range(0, layout.block_bytes, 64):
+                place.prefetch(PREFETCH + line)
             for part in range(layout.block // 32):
                 record = Place(builder, arguments[1]).at(part * A8_RECORD)
-                values = [record.repeat(i8x32, 4 * j) for j in range(8)]
-                sums = integer_sums(layout, layout.codes(place, part), [values], layout.scales_per_32)[0]
-                total = add_columns(
-                    layout, sums, layout.scales(place, part), layout.minimums(place, part), record, total
-                )
+                codes = layout.codes(place, part)
+                (sums,) = integer_sums(layout, [codes.__getitem__], [record], 2)[0]
+                total = add_columns(sums, layout.scales(place, part), layout.minimums(place, part), record, total)
             return total.value
 
         return f32x8(types.int64, types.int64, f32x8), generate
@@ -63,48 +69,68 @@ def decoder(layout: Layout) -> Any:
 
 
 def unpacker(layout: Layout) -> Any:
-    """(block of a tile, records, half): decode the block into its half (8 of 16 rows) of the records."""
+    """(block of a tile, records, index, ahead): decode the block into the index-th 8 of the `ROWS` rows of the records.
+
+    The block that stands `ahead` bytes further is asked for.
+    """
 
     @intrinsic
-    def unpack_block(_context: Any, block: Any, records: Any, half: Any) -> Any:
+    def unpack_block(_context: Any, block: Any, records: Any, index: Any, ahead: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             place = Place(builder, arguments[0])
-            out = Place(builder, builder.add(arguments[1], builder.mul(arguments[2], ir.Constant(I64, 32))))
+            out = Place(builder, builder.add(arguments[1], builder.mul(arguments[2], ir.Constant(I64, 4 * TILE_ROWS))))
+            later = Place(builder, builder.add(arguments[0], arguments[3]))
+            for line in range(0, layout.block_bytes, 64):
+                later.prefetch(line)
             for part in range(layout.block // 32):
-                base = part * layout.record
+                base = part * record_bytes(layout)
                 for j, code in enumerate(layout.codes(place, part)):
-                    out.store(code, base + 64 * j)
+                    out.store(code, base + 4 * ROWS * j)
                 numbers = layout.scales(place, part) + layout.minimums(place, part)
-                for index, number in enumerate(numbers):
-                    out.store(number, base + CODES_BYTES + 64 * index)
+                for number, value in enumerate(numbers):
+                    out.store(value, base + 4 * ROWS * (8 + number))
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64), generate
+        return types.void(*[types.int64] * 4), generate
 
     return unpack_block
+
+
+def record_bytes(layout: Layout) -> int:
+    """Bytes of `ROWS` decoded rows x 32 columns: 8 vectors of codes, then scales and minimums, 4 bytes a row."""
+    return 4 * ROWS * (8 + layout.scales_per_32 + layout.minimums_per_32)
 
 
 def multiplier(layout: Layout) -> Any:
     """(records, count, activations, their stride, tokens left, sums): add `count` x 32 columns to the sums.
 
-    Sums are 16 float32 per token. `TOKENS` of them are read and written; where fewer tokens are left, the last token's
-    activations stand in for the missing ones, and what those sums become is not used.
+    Sums are `ROWS` float32 per token. `TOKENS` of them are read and written; where fewer tokens are left, the last
+    token's activations stand in for the missing ones, and what those sums become is not used.
     """
     kind, bytes_ = vector("f32", LANES), vector("i8", 4 * LANES)
+    scale_count = layout.scales_per_32
+    block = [(v, token) for v in range(VECTORS) for token in range(TOKENS)]
 
-    def one_block(builder: Any, record: Place, acts: list[Place], part: int, accs: list[Lanes]) -> list[Lanes]:
-        codes = [record.load(bytes_, 64 * j + 4 * LANES * part) for j in range(8)]
+    def multiply_32(
+        record: Place, acts: list[Place], accs: dict[tuple[int, int], Lanes]
+    ) -> dict[tuple[int, int], Lanes]:
+        def codes_of(v: int) -> Any:
+            return lambda j: record.load(bytes_, 4 * ROWS * j + 4 * LANES * v)
+
+        sums = integer_sums(layout, [codes_of(v) for v in range(VECTORS)], acts, 1)
         numbers = [
-            record.load(kind, CODES_BYTES + 64 * index + 4 * LANES * part)
-            for index in range(layout.scales_per_32 + layout.minimums_per_32)
+            [
+                record.load(kind, 4 * ROWS * (8 + number) + 4 * LANES * v)
+                for number in range(scale_count + layout.minimums_per_32)
+            ]
+            for v in range(VECTORS)
         ]
-        scales, minimums = numbers[: layout.scales_per_32], numbers[layout.scales_per_32 :]
-        values = [[act.repeat(bytes_, 4 * j) for j in range(8)] for act in acts]
-        sums = integer_sums(layout, codes, values, layout.scales_per_32)
-        return [
-            add_columns(layout, each, scales, minimums, act, acc)
-            for each, act, acc in zip(sums, acts, accs, strict=True)
-        ]
+        return {
+            (v, token): add_columns(
+                sums[v][token], numbers[v][:scale_count], numbers[v][scale_count:], acts[token], accs[v, token]
+            )
+            for v, token in block
+        }
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         records, count, act, stride, left, sums = arguments
@@ -114,18 +140,25 @@ def multiplier(layout: Layout) -> Any:
             number = ir.Constant(I64, token)
             number = builder.select(builder.icmp_signed("<", number, last), number, last)
             starts.append(builder.add(act, builder.mul(number, stride)))
-        for part in range(16 // LANES):
-            places = [Place(builder, sums).at(64 * token + 4 * LANES * part) for token in range(TOKENS)]
-            held = [cgutils.alloca_once_value(builder, place.load(kind, 0).value) for place in places]
+        rows_at_once = LANES * VECTORS
+        with cgutils.for_range_slice(
+            builder, ir.Constant(I64, 0), ir.Constant(I64, 4 * ROWS), ir.Constant(I64, 4 * rows_at_once), I64
+        ) as (first, _):
+            places = {
+                (v, token): Place(builder, builder.add(sums, first)).at(4 * ROWS * token + 4 * LANES * v)
+                for v, token in block
+            }
+            held = {key: cgutils.alloca_once_value(builder, place.load(kind, 0).value) for key, place in places.items()}
             with cgutils.for_range(builder, count) as loop:
-                record = Place(builder, builder.add(records, builder.mul(loop.index, ir.Constant(I64, layout.record))))
+                offset = builder.mul(loop.index, ir.Constant(I64, record_bytes(layout)))
+                record = Place(builder, builder.add(builder.add(records, first), offset))
                 distance = builder.mul(loop.index, ir.Constant(I64, A8_RECORD))
                 acts = [Place(builder, builder.add(start, distance)) for start in starts]
-                accs = [Lanes(builder, kind, builder.load(slot)) for slot in held]
-                for slot, acc in zip(held, one_block(builder, record, acts, part, accs), strict=True):
-                    builder.store(acc.value, slot)
-            for place, slot in zip(places, held, strict=True):
-                place.store(Lanes(builder, kind, builder.load(slot)), 0)
+                accs = {key: Lanes(builder, kind, builder.load(slot)) for key, slot in held.items()}
+                for key, acc in multiply_32(record, acts, accs).items():
+                    builder.store(acc.value, held[key])
+            for key, place in places.items():
+                place.store(Lanes(builder, kind, builder.load(held[key])), 0)
         return context.get_dummy_value()
 
     @intrinsic
@@ -153,10 +186,10 @@ def stack(size: int) -> Any:
 
 def matmul_for(layout: Layout) -> Entry:
     """The family's `matmul`; see `families`."""
-    block, block_bytes, record = layout.block, layout.block_bytes, layout.record
+    block, block_bytes, record = layout.block, layout.block_bytes, record_bytes(layout)
     decode_block, unpack_block, multiply = decoder(layout), unpacker(layout), multiplier(layout)
-    record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 64)
-    act_block = block // 32 * A8_RECORD
+    record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 4 * ROWS)
+    act_block, tiles, sum_bytes = block // 32 * A8_RECORD, ROWS // TILE_ROWS, 4 * ROWS
 
     @entry(MATMUL, name=f"matmul_{layout.name}")
     def matmul(
@@ -187,39 +220,36 @@ def matmul_for(layout: Layout) -> Entry:
         records, sums = record_space(), sum_space()
         for begin in range(0, n_tokens, GROUP):
             tokens = min(GROUP, n_tokens - begin)
-            for tile in range(tile_begin, tile_end, 2):
-                second = min(tile + 1, tile_end - 1)
-                memory.fill(sums, 0, tokens * 64)
+            for tile in range(tile_begin, tile_end, tiles):
+                memory.fill(sums, 0, tokens * sum_bytes)
                 for start in range(0, blocks, CHUNK // block):
                     stop = min(start + CHUNK // block, blocks)
+                    # Next come the same columns of the tile further on, or the first ones of the next tiles.
+                    ahead = block_bytes * (CHUNK // block if stop < blocks else tiles * blocks - start)
                     for index in range(start, stop):
                         place = records + (index - start) * (block // 32) * record
-                        unpack_block(w + (tile * blocks + index) * block_bytes, place, 0)
-                        unpack_block(w + (second * blocks + index) * block_bytes, place, 1)
+                        for number in range(tiles):
+                            here = min(tile + number, tile_end - 1)
+                            unpack_block(w + (here * blocks + index) * block_bytes, place, number, ahead)
                     values = act + begin * act_stride + start * act_block
                     count = (stop - start) * (block // 32)
                     for token in range(0, tokens, TOKENS):
-                        multiply(
-                            records, count, values + token * act_stride, act_stride, tokens - token, sums + token * 64
-                        )
+                        left, place = tokens - token, sums + token * sum_bytes
+                        multiply(records, count, values + token * act_stride, act_stride, left, place)
                 first = tile * TILE_ROWS
-                here = min(rows, tile_end * TILE_ROWS) - first
+                left = min(rows, tile_end * TILE_ROWS) - first
                 for token in range(tokens):
-                    where = out + 4 * ((begin + token) * out_stride + first)
-                    simd.store_first(where, simd.load_f32x16(sums + token * 64), here)
+                    to, come = out + 4 * ((begin + token) * out_stride + first), sums + token * sum_bytes
+                    simd.store_first(to, simd.load_f32x16(come), left)
+                    simd.store_first(to + 64, simd.load_f32x16(come + 64), left - 16)
 
     return matmul
 
 
 def row_for(layout: Layout) -> Entry:
     """The family's `row`; see `families`."""
-    block, block_bytes, record, offset, signed = (
-        layout.block,
-        layout.block_bytes,
-        layout.record,
-        layout.offset,
-        layout.signed,
-    )
+    block, block_bytes, record = layout.block, layout.block_bytes, record_bytes(layout)
+    offset, signed = layout.offset, layout.signed
     scales, minimums = layout.scales_per_32, layout.minimums_per_32
     unpack_block, record_space = unpacker(layout), stack(block // 32 * record)
 
@@ -227,15 +257,15 @@ def row_for(layout: Layout) -> Entry:
     def row(w: Any, rows: Any, cols: Any, r: Any, out: Any) -> None:
         records, blocks, lane = record_space(), cols // block, r % TILE_ROWS
         for index in range(blocks):
-            unpack_block(w + (r // TILE_ROWS * blocks + index) * block_bytes, records, 0)
+            unpack_block(w + (r // TILE_ROWS * blocks + index) * block_bytes, records, 0, block_bytes)
             for column in range(block):
                 place, inside = records + column // 32 * record, column % 32
-                code_place = place + inside // 4 * 64 + lane * 4 + inside % 4
+                code_place = place + (inside // 4 * ROWS + lane) * 4 + inside % 4
                 code = memory.load_i8(code_place) if signed else memory.load_u8(code_place)
-                numbers = place + CODES_BYTES + lane * 4
-                value = np.float32(code - offset) * memory.load_f32(numbers + inside // 16 * (scales - 1) * 64)
+                numbers = place + (8 * ROWS + lane) * 4
+                value = np.float32(code - offset) * memory.load_f32(numbers + inside // 16 * (scales - 1) * 4 * ROWS)
                 if minimums:
-                    value += memory.load_f32(numbers + (scales + inside // 16 * (minimums - 1)) * 64)
+                    value += memory.load_f32(numbers + (scales + inside // 16 * (minimums - 1)) * 4 * ROWS)
                 memory.store_f32(out + 4 * (index * block + column), value)
 
     return row
