@@ -19,11 +19,11 @@ from .metadata import Metadata, show
 
 HEADER_BYTES = 24
 MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 15
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_NAME_BYTES = 63
 MAX_STRING_BYTES = 16 << 20
-MAX_STRINGS = 1 << 21
+MAX_STRINGS = 1 << 20
 MAX_ARRAY_BYTES = 256 << 20
 MAX_DIMS = 4
 MAX_DIM = 1 << 40

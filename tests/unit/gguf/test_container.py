@@ -77,7 +77,7 @@ class TestGroup2Counts:
 
     @pytest.mark.parametrize("count", U64_EXTREMES)
     def test_a_huge_or_negative_number_of_tensors_is_refused(self, count):
-        assert f"announces {count} tensors; the limit is 65536" in refusal(header_bytes(count, 0) + bytes(100))
+        assert f"announces {count} tensors; the limit is 32768" in refusal(header_bytes(count, 0) + bytes(100))
 
     def test_more_keys_or_tensors_than_bytes_for_them_are_refused(self):
         assert "announces 8 keys, but only 100 bytes follow" in refusal(header_bytes(0, 8) + bytes(100))
