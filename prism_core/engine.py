@@ -18,6 +18,7 @@ from prism_core.errors import DecoderError, InvalidRequest
 from prism_core.kernels import words
 from prism_core.kernels.threads import Crew
 from prism_core.models.assembly import Program
+from prism_core.models.graph import QUERIES_PER_UNIT
 
 SLICE_NS = 50_000_000
 """A prefill call gives the caller a chance to `check` after about this long."""
@@ -91,6 +92,8 @@ class ModelDecoder:
         self._ids[:count] = ids
         context[words.TOKENS] = count
         context[words.POSITION] = sequence.length
+        segments = sequence.length // words.SEGMENT_TOKENS + 1
+        context[words.BLOCKS] = segments if count == 1 else -(-count // QUERIES_PER_UNIT)
         context[words.STATE_BEFORE], context[words.STATE_AFTER] = before, after
         if check is None:
             self._crew.run(0, last)

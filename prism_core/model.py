@@ -79,6 +79,7 @@ class Model:
             self._layout.family,
             tokens=min(TILE_TOKENS, self.context_tokens),
             threads=self.threads,
+            context_tokens=self.context_tokens,
             cache_bytes=_cache_bytes(self.exact),
         )
         decoder = ModelDecoder(
@@ -198,7 +199,7 @@ def _check_budget(needed: dict[str, int], context_tokens: int, budget: int) -> N
 
 def memory_needed(graph: Graph, layout: Layout, context_tokens: int, threads: int, exact: bool) -> dict[str, int]:
     """Bytes by kind: packed weights (shared by the processes of a host), and what each decoder adds."""
-    scratch = Scratch(graph, min(TILE_TOKENS, context_tokens), threads).nbytes
+    scratch = Scratch(graph, min(TILE_TOKENS, context_tokens), threads, context_tokens).nbytes
     cache = -(-context_tokens // PAGE_TOKENS) * page_bytes(graph, exact)
     parts = {
         "weights": layout.nbytes,

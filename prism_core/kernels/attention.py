@@ -3,10 +3,14 @@
 In a page, K of a kv head is stored [head_dim][32], so that the 32 scores of a tile are lanes of vectors, and V
 [32][head_dim rounded up to 16]. Several queries of one head group share each load of K and V.
 
-Invariant: for one query of one head the float operations and their order depend only on its position: tiles of 32
-keys at absolute positions in rising order, dimensions in rising order inside a score, keys in rising order inside a
-weighted sum. It does not matter with how many other queries it is computed. Keys above the position, and below the
-window, are never read as numbers: what stands in the unused part of a page has no influence.
+Positions are cut into segments of 256 keys. Each segment has its own softmax, and the segments are then joined in
+rising order. One token's segments may therefore be computed by several threads; a block of tokens computes them one
+after another, with the same result.
+
+Invariant: for one query of one head the float operations and their order depend only on its position: keys by tiles of
+32 at absolute positions, dimensions in rising order inside a score, keys in rising order inside a weighted sum. It does
+not matter with how many other queries it is computed. Keys above the position, and below the window, have no
+influence, and what stands in the unused part of a page is never read as a number.
 """
 
 from __future__ import annotations
@@ -15,18 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from prism_core.kernels.attention_tiles import FACTOR, ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import load_f32, store_f16, store_f32
 from prism_core.kernels.numeric import exp_f32, exp_f32x16
 from prism_core.kernels.simd import (
     add,
     and_,
-    broadcast4_f32x16,
     constant,
     fma,
     i32x16,
     less,
-    load_f16x16,
     load_f32x16,
     max_lanes,
     maximum,
@@ -36,18 +39,24 @@ from prism_core.kernels.simd import (
     splat_i32x16,
     store,
     sum_lanes,
-    to_f32,
 )
-from prism_core.kernels.words import OPERATION, PAGE_TOKENS, PAGES, POSITION, TOKENS, argument, real, word
+from prism_core.kernels.words import (
+    OPERATION,
+    PAGE_TOKENS,
+    PAGES,
+    POSITION,
+    SEGMENT_TOKENS,
+    TOKENS,
+    argument,
+    real,
+    word,
+)
 
 _LANES_LOW, _LANES_HIGH = constant(i32x16, range(16)), constant(i32x16, range(16, 32))
-_NONE, _ZERO = np.float32(-1e30), np.float32(0.0)
+_NONE, _ZERO, _ONE = np.float32(-1e30), np.float32(0.0), np.float32(1.0)
 _LARGEST_HALF = np.float32(65504.0)
-
-
-@device
-def _load_half(address: Any) -> Any:
-    return to_f32(load_f16x16(address))
+_SUMS = 64
+"""A state is its maximum, its factor, and from here 16 partial sums of weights."""
 
 
 @device
@@ -81,12 +90,21 @@ store_kv_f32 = _store_kv(4, store_f32, "store_kv_f32")
 
 
 @device
-def _softmax_row(scores: Any, state: Any, low: Any, high: Any) -> Any:
-    """Turn 32 scores into weights against the running maximum; the factor that older sums must be scaled by.
+def _clear(state: Any, sums: Any, row: Any) -> None:
+    """A softmax over nothing."""
+    zero = splat_f32x16(_ZERO)
+    store_f32(state, _NONE)
+    store_f32(state + FACTOR, _ONE)
+    store(state + _SUMS, zero)
+    for i in range(0, 4 * row, 64):
+        store(sums + i, zero)
 
-    `state`: maximum (1 float, in a row of 16), then 16 partial sums. Keys outside [low, high) get weight 0.
-    """
+
+@device
+def _weigh(scores: Any, state: Any, low: Any, high: Any) -> None:
+    """Turn 32 scores into weights against the running maximum of `state`; keys outside [low, high) get weight 0."""
     a, b = load_f32x16(scores), load_f32x16(scores + 64)
+    zero = splat_f32x16(_ZERO)
     bottom, top = splat_i32x16(low - 1), splat_i32x16(high)
     seen_a = and_(less(bottom, _LANES_LOW()), less(_LANES_LOW(), top))
     seen_b = and_(less(bottom, _LANES_HIGH()), less(_LANES_HIGH(), top))
@@ -94,137 +112,249 @@ def _softmax_row(scores: Any, state: Any, low: Any, high: Any) -> Any:
     a, b = select(seen_a, a, none), select(seen_b, b, none)
     before = load_f32(state)
     highest = max(before, max_lanes(maximum(a, b)))
-    store_f32(state, highest)
     shift = splat_f32x16(-highest)
-    zero = splat_f32x16(_ZERO)
     a = select(seen_a, exp_f32x16(add(a, shift)), zero)
     b = select(seen_b, exp_f32x16(add(b, shift)), zero)
     store(scores, a)
     store(scores + 64, b)
-    factor = exp_f32(before - highest)
-    sums = load_f32x16(state + 64)
-    store(state + 64, fma(sums, splat_f32x16(factor), add(a, b)))
-    return factor
+    factor = _ONE
+    if highest != before:
+        factor = exp_f32(before - highest)
+        store_f32(state, highest)
+    store_f32(state + FACTOR, factor)
+    store(state + _SUMS, fma(load_f32x16(state + _SUMS), splat_f32x16(factor), add(a, b)))
 
 
-def _tile_products(load: Any, size: int) -> Any:
-    """Functions on one tile of keys or values whose elements `load` reads 16 at a time."""
-    tile_row = size * PAGE_TOKENS
-    half_row = size * 16
-
-    @device
-    def scores_of_two(q: Any, pitch: Any, keys: Any, dim: Any, scores: Any) -> None:
-        a0 = a1 = b0 = b1 = splat_f32x16(_ZERO)
-        for i in range(dim):
-            k0, k1 = load(keys + tile_row * i), load(keys + tile_row * i + half_row)
-            qa, qb = broadcast4_f32x16(q + 4 * i), broadcast4_f32x16(q + pitch + 4 * i)
-            a0, a1, b0, b1 = fma(qa, k0, a0), fma(qa, k1, a1), fma(qb, k0, b0), fma(qb, k1, b1)
-        store(scores, a0)
-        store(scores + 64, a1)
-        store(scores + 128, b0)
-        store(scores + 192, b1)
-
-    @device
-    def scores_of_one(q: Any, keys: Any, dim: Any, scores: Any) -> None:
-        a0 = a1 = splat_f32x16(_ZERO)
-        for i in range(dim):
-            qa = broadcast4_f32x16(q + 4 * i)
-            a0 = fma(qa, load(keys + tile_row * i), a0)
-            a1 = fma(qa, load(keys + tile_row * i + half_row), a1)
-        store(scores, a0)
-        store(scores + 64, a1)
-
-    @device
-    def add_values(weights: Any, values: Any, row: Any, low: Any, high: Any, out: Any, factor: Any) -> None:
-        """out = factor * out + sum of weight x value over the keys [low, high), 16 dimensions at a time."""
-        scaled = splat_f32x16(factor)
-        for i in range(0, row, 16):
-            total = mul(load_f32x16(out + 4 * i), scaled)
-            for key in range(low, high):
-                total = fma(broadcast4_f32x16(weights + 4 * key), load(values + size * (key * row + i)), total)
-            store(out + 4 * i, total)
-
-    return scores_of_two, scores_of_one, add_values
+@device
+def _join(state: Any, sums: Any, other: Any, other_sums: Any, row: Any) -> None:
+    """Join the softmax of later keys to that of earlier ones."""
+    later = load_f32(other)
+    if later == _NONE:
+        return
+    before = load_f32(state)
+    highest = max(before, later)
+    mine, theirs = splat_f32x16(exp_f32(before - highest)), splat_f32x16(exp_f32(later - highest))
+    store_f32(state, highest)
+    store(state + _SUMS, fma(load_f32x16(state + _SUMS), mine, mul(load_f32x16(other + _SUMS), theirs)))
+    for i in range(0, 4 * row, 64):
+        store(sums + i, fma(load_f32x16(sums + i), mine, mul(load_f32x16(other_sums + i), theirs)))
 
 
-def _attention(load: Any, size: int, name: str) -> Any:
-    scores_of_two, scores_of_one, add_values = _tile_products(load, size)
+@device
+def _finish(state: Any, sums: Any, out: Any, dim: Any) -> None:
+    """out = sums / total weight."""
+    total = sum_lanes(load_f32x16(state + _SUMS))
+    for i in range(dim):
+        store_f32(out + 4 * i, load_f32(sums + 4 * i) / total)
+
+
+@device
+def _first_segment(position: Any, window: Any) -> Any:
+    """The first segment with a key that a query at `position` sees."""
+    return max(position + 1 - window, 0) // SEGMENT_TOKENS if window > 0 else 0
+
+
+def _scores(element_bytes: int) -> Any:
+    """A function that scores any number of rows, in blocks of 4, 2 and 1."""
+    four, two, one = (scores_of(rows, element_bytes) for rows in (4, 2, 1))
+    together = ROWS_TOGETHER[0]
 
     @device
-    def tile(operation: Any, keys: Any, first_key: Any, position: Any, rows: Any, work: Any) -> None:
-        """One tile of 32 keys for `rows` query rows, whose positions rise by one every `group` rows."""
+    def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any) -> None:
+        r = 0
+        if together == 4:
+            while r + 4 <= rows:
+                four(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
+                r += 4
+        while r + 2 <= rows:
+            two(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
+            r += 2
+        if r < rows:
+            one(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
+
+    return scores
+
+
+def _values(element_bytes: int) -> Any:
+    """A function that adds the weighted values of a tile to any number of rows."""
+    (four, four1), (two, two1), (one, one1) = (
+        (values_of(rows, 2, element_bytes), values_of(rows, 1, element_bytes)) for rows in (4, 2, 1)
+    )
+    together = ROWS_TOGETHER[0]
+
+    @device
+    def values(weights: Any, states: Any, tile: Any, row: Any, low: Any, high: Any, sums: Any, rows: Any) -> None:
+        pitch, width = 4 * row, element_bytes * row
+        for i in range(0, row, 32):
+            whole = i + 32 <= row
+            place, part = tile + element_bytes * i, sums + 4 * i
+            r = 0
+            if together == 4:
+                while r + 4 <= rows:
+                    w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
+                    if whole:
+                        four(w, s, place, width, low, high, out, pitch)
+                    else:
+                        four1(w, s, place, width, low, high, out, pitch)
+                    r += 4
+            while r + 2 <= rows:
+                w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
+                if whole:
+                    two(w, s, place, width, low, high, out, pitch)
+                else:
+                    two1(w, s, place, width, low, high, out, pitch)
+                r += 2
+            if r < rows:
+                w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
+                if whole:
+                    one(w, s, place, width, low, high, out, pitch)
+                else:
+                    one1(w, s, place, width, low, high, out, pitch)
+
+    return values
+
+
+def _attention(element_bytes: int, name: str) -> Any:
+    score_rows, add_values = _scores(element_bytes), _values(element_bytes)
+
+    @device
+    def tile(operation: Any, keys: Any, first_key: Any, position: Any, rows: Any, queries: Any, part: Any) -> None:
+        """One tile of 32 keys for `rows` query rows, whose positions rise by one every `group` rows.
+
+        `part`: sums [rows][row], then states, then scores, of the segment.
+        """
         dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
         window = argument(operation, 10)
-        values = keys + size * PAGE_TOKENS * dim
-        pitch = 4 * row
-        queries, sums = work, work + rows * pitch
-        states = sums + rows * pitch
-        scores = states + rows * 128
-        for r in range(0, rows - 1, 2):
-            scores_of_two(queries + r * pitch, pitch, keys, dim, scores + 128 * r)
-        if rows % 2 == 1:
-            scores_of_one(queries + (rows - 1) * pitch, keys, dim, scores + 128 * (rows - 1))
+        states = part + rows * 4 * row
+        scores = states + rows * ROW_BYTES
+        score_rows(queries, 4 * row, keys, dim, scores, rows)
+        lowest, highest = PAGE_TOKENS, 0
         for r in range(rows):
             at = position + r // group
-            high = min(at + 1 - first_key, PAGE_TOKENS)
-            low = max(at + 1 - window - first_key, 0) if window > 0 else 0
-            if low < high:
-                factor = _softmax_row(scores + 128 * r, states + 128 * r, low, high)
-                add_values(scores + 128 * r, values, row, low, high, sums + r * pitch, factor)
+            high = max(min(at + 1 - first_key, PAGE_TOKENS), 0)
+            low = min(max(at + 1 - window - first_key, 0), PAGE_TOKENS) if window > 0 else 0
+            lowest, highest = min(lowest, low), max(highest, high)
+            _weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
+        values = keys + element_bytes * PAGE_TOKENS * dim
+        add_values(scores, states, values, row, lowest, highest, part, rows)
 
     @device
-    def load_queries(operation: Any, first: Any, last: Any, head: Any, rows: Any, work: Any) -> None:
-        """Scaled queries, cleared sums and states."""
-        dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
-        scale = real(operation, 11)
-        states = work + rows * 8 * row
+    def segment(
+        operation: Any, pages: Any, head: Any, number: Any, position: Any, rows: Any, queries: Any, part: Any
+    ) -> None:
+        """The softmax of one segment for `rows` query rows, the first of which is at `position`."""
+        dim, row, group, window = (
+            argument(operation, 8),
+            argument(operation, 9),
+            argument(operation, 7),
+            argument(operation, 10),
+        )
+        for r in range(rows):
+            _clear(part + rows * 4 * row + ROW_BYTES * r, part + r * 4 * row, row)
+        last = position + (rows - 1) // group
+        lowest = max(position + 1 - window, 0) if window > 0 else 0
+        per_segment = SEGMENT_TOKENS // PAGE_TOKENS
+        begin = max(number * per_segment, lowest // PAGE_TOKENS)
+        end = min((number + 1) * per_segment, last // PAGE_TOKENS + 1)
+        for page in range(begin, end):
+            keys = word(pages, page) + argument(operation, 5) + element_bytes * PAGE_TOKENS * (dim + row) * head
+            tile(operation, keys, page * PAGE_TOKENS, position, rows, queries, part)
+
+    @device
+    def load_queries(operation: Any, first: Any, last: Any, head: Any, queries: Any) -> None:
+        """Scaled queries of the tokens [first, last) for the group of one kv head."""
+        dim, row, group, scale = (
+            argument(operation, 8),
+            argument(operation, 9),
+            argument(operation, 7),
+            real(operation, 11),
+        )
         for token in range(first, last):
             for member in range(group):
-                r = (token - first) * group + member
+                into = queries + 4 * row * ((token - first) * group + member)
                 q = argument(operation, 0) + 4 * (
                     token * argument(operation, 1) + (head * group + member) * argument(operation, 2)
                 )
                 for i in range(dim):
-                    store_f32(work + 4 * (r * row + i), load_f32(q + 4 * i) * scale)
-                for i in range(row):
-                    store_f32(work + 4 * ((rows + r) * row + i), _ZERO)
-                store_f32(states + 128 * r, _NONE)
-                store(states + 128 * r + 64, splat_f32x16(_ZERO))
+                    store_f32(into + 4 * i, load_f32(q + 4 * i) * scale)
 
     @device
-    def store_results(operation: Any, first: Any, last: Any, head: Any, rows: Any, work: Any) -> None:
-        dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
-        states = work + rows * 8 * row
+    def block(operation: Any, context: Any, head: Any, first: Any, last: Any, work: Any) -> None:
+        """All segments of the tokens [first, last) for one kv head, joined and written out."""
+        dim, row, group, window = (
+            argument(operation, 8),
+            argument(operation, 9),
+            argument(operation, 7),
+            argument(operation, 10),
+        )
+        rows = (last - first) * group
+        load_queries(operation, first, last, head, work)
+        sums = work + rows * 4 * row
+        states = sums + rows * 4 * row
+        part = states + rows * ROW_BYTES
+        for r in range(rows):
+            _clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
+        position = word(context, POSITION) + first
+        end = (position + last - first - 1) // SEGMENT_TOKENS + 1
+        for number in range(_first_segment(position, window), end):
+            segment(operation, word(context, PAGES), head, number, position, rows, work, part)
+            for r in range(rows):
+                own = part + rows * 4 * row + ROW_BYTES * r
+                _join(states + ROW_BYTES * r, sums + 4 * row * r, own, part + 4 * row * r, row)
         for token in range(first, last):
             for member in range(group):
                 r = (token - first) * group + member
                 out = argument(operation, 3) + 4 * (token * argument(operation, 4) + (head * group + member) * dim)
-                total = sum_lanes(load_f32x16(states + 128 * r + 64))
-                for i in range(dim):
-                    store_f32(out + 4 * i, load_f32(work + 4 * ((rows + r) * row + i)) / total)
+                _finish(states + ROW_BYTES * r, sums + 4 * row * r, out, dim)
 
     def attention(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
         """(q, pitch, head stride, out, pitch, offset in page, kv heads, group, head_dim, V row, window, scale,
-        queries per unit, workspace, its bytes per thread): units are (block of queries, kv head)."""
-        dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
-        heads, window, queries = argument(operation, 6), argument(operation, 10), argument(operation, 12)
+        queries per unit, workspace, its bytes per thread, partials, bytes of a partial).
+
+        Units are (block of queries, kv head); of a single token (segment, kv head), whose softmax goes to the partials
+        for `join_segments`.
+        """
+        heads, queries = argument(operation, 6), argument(operation, 12)
         work = argument(operation, 13) + thread * argument(operation, 14)
-        pages, tokens = word(context, PAGES), word(context, TOKENS)
+        tokens = word(context, TOKENS)
         for unit in range(begin, end):
-            head = unit % heads
-            first = unit // heads * queries
-            last = min(first + queries, tokens)
-            rows = (last - first) * group
-            load_queries(operation, first, last, head, rows, work)
-            position = word(context, POSITION) + first
-            lowest = max(position + 1 - window, 0) if window > 0 else 0
-            for page in range(lowest // PAGE_TOKENS, (position + last - first - 1) // PAGE_TOKENS + 1):
-                keys = word(pages, page) + argument(operation, 5) + size * PAGE_TOKENS * (dim + row) * head
-                tile(operation, keys, page * PAGE_TOKENS, position, rows, work)
-            store_results(operation, first, last, head, rows, work)
+            head, number = unit % heads, unit // heads
+            if tokens > 1:
+                block(operation, context, head, number * queries, min((number + 1) * queries, tokens), work)
+            else:
+                load_queries(operation, 0, 1, head, work)
+                position, group = word(context, POSITION), argument(operation, 7)
+                if number >= _first_segment(position, argument(operation, 10)):
+                    part = argument(operation, 15) + unit * argument(operation, 16)
+                    segment(operation, word(context, PAGES), head, number, position, group, work, part)
 
     return entry(OPERATION, name=name)(attention)
 
 
-attention_f16 = _attention(_load_half, 2, "attention_f16")
-attention_f32 = _attention(load_f32x16, 4, "attention_f32")
+attention_f16 = _attention(2, "attention_f16")
+attention_f32 = _attention(4, "attention_f32")
+
+
+@entry(OPERATION)
+def join_segments(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
+    """(out, kv heads, group, head_dim, V row, partials, bytes of a partial, workspace, bytes per thread, window):
+    a single token's segments joined and written out; nothing for more tokens, whose blocks did it."""
+    if word(context, TOKENS) > 1:
+        return
+    heads, group, dim, row = (
+        argument(operation, 1),
+        argument(operation, 2),
+        argument(operation, 3),
+        argument(operation, 4),
+    )
+    sums = argument(operation, 7) + thread * argument(operation, 8)
+    state = sums + 4 * row
+    position = word(context, POSITION)
+    first, segments = _first_segment(position, argument(operation, 9)), position // SEGMENT_TOKENS + 1
+    for head in range(heads):
+        for member in range(group):
+            _clear(state, sums, row)
+            for number in range(first, segments):
+                part = argument(operation, 5) + (number * heads + head) * argument(operation, 6)
+                _join(state, sums, part + 4 * row * group + ROW_BYTES * member, part + 4 * row * member, row)
+            _finish(state, sums, argument(operation, 0) + 4 * (head * group + member) * dim, dim)

@@ -17,6 +17,7 @@ OPERATIONS: dict[str, Entry] = {
     "finish_logits": products.finish_logits,
     "gelu_multiply": elementwise.gelu_multiply,
     "head": products.head,
+    "join_segments": attention.join_segments,
     "matmul": products.matmul,
     "rms_norm": norms.rms_norm,
     "rope_halves": rope.rope_halves,

@@ -65,24 +65,25 @@ _RUN_BITS, _COUNT_MASK, _RUN_MASK = 32, 0xFFFFFFFF, 0x7FFFFFFF
 
 
 @device
-def _units(operation: Any, tokens: Any) -> Any:
+def _units(operation: Any, context: Any) -> Any:
     span = word(operation, SPAN)
-    return word(operation, UNITS) * ((tokens + span - 1) // span)
+    blocks = word(context, -span) if span < 0 else (word(context, TOKENS) + span - 1) // span
+    return word(operation, UNITS) * blocks
 
 
 @device
-def _phase_units(phase: Any, operations: Any, tokens: Any) -> Any:
+def _phase_units(phase: Any, operations: Any, context: Any) -> Any:
     """How many units the whole phase has."""
     if word(phase, IS_SPLIT) == 0:
-        return _units(operations + 8 * OPERATION_WORDS * word(phase, FIRST_OPERATION), tokens)
+        return _units(operations + 8 * OPERATION_WORDS * word(phase, FIRST_OPERATION), context)
     total = 0
     for index in range(word(phase, OPERATION_COUNT)):
-        total += _units(operations + 8 * OPERATION_WORDS * (word(phase, FIRST_OPERATION) + index), tokens)
+        total += _units(operations + 8 * OPERATION_WORDS * (word(phase, FIRST_OPERATION) + index), context)
     return total
 
 
 @device
-def _do(phase: Any, operations: Any, context: Any, tokens: Any, begin: Any, end: Any, thread: Any) -> None:
+def _do(phase: Any, operations: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
     """The units [begin, end) of a phase."""
     split = word(phase, IS_SPLIT) != 0
     before = 0
@@ -90,7 +91,7 @@ def _do(phase: Any, operations: Any, context: Any, tokens: Any, begin: Any, end:
         operation = operations + 8 * OPERATION_WORDS * (word(phase, FIRST_OPERATION) + index)
         first, last = begin, end
         if split:
-            own = _units(operation, tokens)
+            own = _units(operation, context)
             first, last = max(begin - before, 0), min(end - before, own)
             before += own
         if first < last:
@@ -121,8 +122,7 @@ def _share(control: Any, number: Any, run: Any, thread: Any) -> Any:
             # With a chunk in hand nobody else can move on: now everything that is read belongs to this run.
             begin = word(ticket, TOTAL) - left
             phase = word(control, PHASES) + 8 * PHASE_WORDS * number
-            context = word(control, CONTEXT)
-            _do(phase, word(control, OPERATIONS), context, word(context, TOKENS), begin, begin + count, thread)
+            _do(phase, word(control, OPERATIONS), word(control, CONTEXT), begin, begin + count, thread)
             add_release_i64(ticket + 8 * OPEN, -count)
     looks = 0
     while True:
@@ -139,7 +139,7 @@ def _share(control: Any, number: Any, run: Any, thread: Any) -> Any:
 def _publish(control: Any, number: Any, run: Any) -> None:
     """Let helpers into a phase: fresh counters, then the limit."""
     phase = word(control, PHASES) + 8 * PHASE_WORDS * number
-    units = _phase_units(phase, word(control, OPERATIONS), word(word(control, CONTEXT), TOKENS))
+    units = _phase_units(phase, word(control, OPERATIONS), word(control, CONTEXT))
     ticket = word(control, SYNC) + 8 * SYNC_WORDS * number
     store_i64(ticket + 8 * TOTAL, units)
     chunk = max(units // (CHUNKS_PER_THREAD * word(control, THREADS)), word(phase, SMALLEST_CHUNK))
@@ -152,12 +152,11 @@ def _publish(control: Any, number: Any, run: Any) -> None:
 @device
 def _alone(control: Any, first: Any, last: Any, deadline: Any) -> Any:
     operations, context, profile = word(control, OPERATIONS), word(control, CONTEXT), word(control, PROFILE)
-    tokens = word(context, TOKENS)
     number = first
     while number < last:
         begun = monotonic_ns() if profile != 0 else 0
         phase = word(control, PHASES) + 8 * PHASE_WORDS * number
-        _do(phase, operations, context, tokens, 0, _phase_units(phase, operations, tokens), 0)
+        _do(phase, operations, context, 0, _phase_units(phase, operations, context), 0)
         if profile != 0:
             store_i64(profile + 8 * number, word(profile, number) + monotonic_ns() - begun)
         number += 1

@@ -1,7 +1,8 @@
 """The words of the tables that `program` interprets, and the little that operations need to read them.
 
 An operation is `OPERATION_WORDS` int64: the address of its entry, its units, the span of a unit in tokens, then its
-arguments. Units x ceil(tokens / span) units of work are numbered from 0. A float argument is the bits of a float32.
+arguments. Units x ceil(tokens / span) units of work are numbered from 0; a span below 0 takes the number of blocks from
+the context word -span instead. A float argument is the bits of a float32.
 
 Every entry has the signature `OPERATION`: (operation, context, begin, end, thread). It does the units [begin, end) and
 may use `thread` to find its own part of a workspace.
@@ -29,11 +30,14 @@ PHASE_WORDS = 4
 FIRST_OPERATION, OPERATION_COUNT, IS_SPLIT, SMALLEST_CHUNK = range(PHASE_WORDS)
 
 CONTEXT_WORDS = 8
-TOKENS, POSITION, IDS, PAGES, STATE_BEFORE, STATE_AFTER, LOGITS = range(CONTEXT_WORDS - 1)
+TOKENS, POSITION, IDS, PAGES, STATE_BEFORE, STATE_AFTER, LOGITS, BLOCKS = range(CONTEXT_WORDS)
 """Tokens of this call; position of the first; their ids (int64); page addresses by position / 32; the recurrent state
-to start from and the one to leave (may be the same memory); where the logits go (float32)."""
+to start from and the one to leave (may be the same memory); where the logits go (float32); blocks of attention: of
+queries, or for a single token the segments of its keys."""
 
 PAGE_TOKENS = 32
+SEGMENT_TOKENS = 256
+"""Keys of one softmax of attention; see `attention`."""
 
 
 @device

@@ -16,8 +16,9 @@ from prism_core.kernels.coding import A8, F32, Coding
 from prism_core.kernels.families import Family
 from prism_core.kernels.jit import Entry
 from prism_core.kernels.operations import OPERATIONS
-from prism_core.kernels.words import ARGUMENTS, OPERATION_WORDS, PHASE_WORDS
+from prism_core.kernels.words import ARGUMENTS, BLOCKS, OPERATION_WORDS, PHASE_WORDS, SEGMENT_TOKENS
 from prism_core.kv import aligned
+from prism_core.models import symbols
 from prism_core.models.graph import Graph
 from prism_core.models.symbols import (
     Argument,
@@ -27,6 +28,7 @@ from prism_core.models.symbols import (
     FamilyEntry,
     Operation,
     PageOffset,
+    Partials,
     Stride,
     Weight,
     Workspace,
@@ -40,9 +42,9 @@ _LINE = 64
 
 
 class Scratch:
-    """Where the buffers of a graph lie for calls of up to `tokens` tokens and `threads` threads."""
+    """Where the buffers of a graph lie, for calls of up to `tokens` tokens by `threads` threads in a context."""
 
-    def __init__(self, graph: Graph, tokens: int, threads: int) -> None:
+    def __init__(self, graph: Graph, tokens: int, threads: int, context_tokens: int) -> None:
         self.nbytes = 0
         self._at: dict[object, int] = {}
         for name, width in graph.widths.items():
@@ -51,6 +53,7 @@ class Scratch:
             if encoded.coding != F32.name:
                 self._place(encoded, coding_stride(encoded) * tokens)
         self._place(Workspace(), graph.workspace_bytes * threads)
+        self._place(Partials(), graph.partial_bytes * (context_tokens // SEGMENT_TOKENS + 1))
 
     def _place(self, key: object, size: int) -> None:
         self._at[key] = self.nbytes
@@ -83,10 +86,11 @@ class Program:
         *,
         tokens: int,
         threads: int,
+        context_tokens: int,
         cache_bytes: int,
     ) -> None:
         self._weight_address, self._family_of, self._cache_bytes = weight_address, family_of, cache_bytes
-        self._layout = Scratch(graph, tokens, threads)
+        self._layout = Scratch(graph, tokens, threads, context_tokens)
         self._scratch = aligned(self._layout.nbytes)
         self._kept: list[Any] = []
         self.tokens = tokens
@@ -110,7 +114,8 @@ class Program:
             rows = operation.arguments[2]
             assert isinstance(rows, int)
             units = self._family_of(operation.tiles_of).tiles(rows)
-        row[:ARGUMENTS] = self._entry(self._kernel(operation.kernel)), units, operation.span
+        span = -BLOCKS if operation.span == symbols.BLOCKS else operation.span
+        row[:ARGUMENTS] = self._entry(self._kernel(operation.kernel)), units, span
         for index, argument in enumerate(operation.arguments):
             row[ARGUMENTS + index] = self._value(argument)
 
@@ -148,7 +153,7 @@ class Program:
                 return self._scratch_address(buffer.name)
             case Buffer(name, _):
                 return self._scratch_address(name)
-            case Encoded() | Workspace():
+            case Encoded() | Workspace() | Partials():
                 return self._scratch_address(argument)
         raise TypeError(f"{argument!r} has no value")
 

@@ -20,7 +20,7 @@ from prism_core.errors import ModelError
 from prism_core.models.hyper import Hyper, Rope
 from prism_core.models.rotation import Rotation
 from prism_core.models.symbols import (
-    PAGE_TOKENS,
+    BLOCKS,
     Argument,
     Buffer,
     CacheLayer,
@@ -29,6 +29,7 @@ from prism_core.models.symbols import (
     FamilyEntry,
     Operation,
     PageOffset,
+    Partials,
     Phase,
     Stride,
     TensorUse,
@@ -39,6 +40,8 @@ from prism_core.models.symbols import (
 
 ALL_TOKENS = 1 << 40
 """A unit span that makes one unit cover every token of a call."""
+STATE_BYTES = 128
+"""Of one row of attention: its maximum and sums; or 32 scores."""
 QUERIES_PER_UNIT = 16
 """Consecutive queries of one kv head's group that attention handles together."""
 
@@ -62,6 +65,8 @@ class Graph:
     """Buffer name -> the widest use of it."""
     encodings: set[Encoded] = field(default_factory=set)
     cache: list[CacheLayer] = field(default_factory=list)
+    partial_bytes: int = 0
+    """What one segment of a token's keys leaves, all kv heads of a layer."""
     workspace_bytes: int = 0
     """Scratch that an operation may ask for, for each thread."""
     state_words: int = 0
@@ -244,14 +249,18 @@ class Graph:
         cached = CacheLayer(kv_heads, dim)
         self.cache.append(cached)
         row, group = cached.value_row, heads // kv_heads
+        work = self._workspace(attention_workspace(QUERIES_PER_UNIT * group, row))
+        partial = group * (4 * row + 2 * STATE_BYTES)
+        self.partial_bytes = max(self.partial_bytes, kv_heads * partial)
         self.chain("store_kv", k, k.pitch, v, v.pitch, offset, kv_heads, dim, row)
         self.ingest_phases = len(self.phases)
         out = self.buffer("attended", heads * dim)
         arguments: tuple[Argument, ...] = (
             q, q.pitch, q_stride or dim, out, out.pitch, offset, kv_heads, group, dim, row, window, float(scale),
-            QUERIES_PER_UNIT, *self._workspace(attention_workspace(QUERIES_PER_UNIT * group, row)),
+            QUERIES_PER_UNIT, *work, Partials(), partial,
         )  # fmt: skip
-        self.split([Operation("attention", arguments, kv_heads, QUERIES_PER_UNIT)], writes=[out])
+        self.split([Operation("attention", arguments, kv_heads, BLOCKS)], writes=[out])
+        self.chain("join_segments", out, kv_heads, group, dim, row, Partials(), partial, *work, window)
         return out
 
     def _workspace(self, size: int) -> tuple[Workspace, int]:
@@ -280,8 +289,9 @@ class Graph:
 
 
 def attention_workspace(rows: int, row: int) -> int:
-    """Bytes of scratch for `rows` query rows: queries, sums, then for each row its state and its 32 scores."""
-    return 4 * rows * (2 * row + 32 + PAGE_TOKENS)
+    """Bytes of scratch for `rows` query rows: queries, sums and states of all segments, then those of one segment and
+    its scores."""
+    return rows * (12 * row + 3 * STATE_BYTES)
 
 
 def _squeezed(shape: Sequence[int]) -> list[int]:

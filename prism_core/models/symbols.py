@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+BLOCKS = -1
+"""A span that stands for the number of blocks of attention in a call."""
 PAGE_TOKENS = 32
 """Positions of one page of the KV cache, and keys of one tile of attention."""
 
@@ -72,6 +74,11 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Partials:
+    """The address of what the segments of one token's attention leave for joining."""
+
+
+@dataclass(frozen=True)
 class PageOffset:
     """Bytes from the start of a page to the first key of the layer that has `elements` elements before it."""
 
@@ -88,6 +95,7 @@ Argument = (
     | Weight
     | FamilyEntry
     | Workspace
+    | Partials
     | PageOffset
     | np.ndarray[Any, Any]
 )
@@ -95,7 +103,8 @@ Argument = (
 
 @dataclass(frozen=True)
 class Operation:
-    """A kernel of `kernels/operations.py` with its arguments, and units x ceil(tokens / span) units of work."""
+    """A kernel of `kernels/operations.py` with its arguments, and units x ceil(tokens / span) units of work, or units x
+    the blocks of attention where the span is `BLOCKS`."""
 
     kernel: str
     arguments: tuple[Argument, ...]

@@ -12,7 +12,8 @@ from prism_core import Model
 from tests.unit.engine.stepping import ARCHITECTURES, after, each, evaluate, no_check, random_ids, tiny
 
 FILES = [*(f"{name}-q8_0" for name in ARCHITECTURES), "qwen3-q4_k_m", "qwen3-q4_1", "qwen3-f16"]
-LENGTH = 203
+LENGTH = 301
+"""Beyond a segment of attention (256), and no multiple of anything."""
 
 
 @pytest.fixture(scope="module", params=FILES)
