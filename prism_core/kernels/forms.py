@@ -15,7 +15,6 @@ from prism_core.kernels.vectors import F16, F32, I8, I16, I32, by_width, call, s
 __all__ = [
     "dot_ss",
     "dot_us",
-    "exp",
     "float_to_half",
     "fma",
     "half_to_float",
@@ -229,39 +228,3 @@ def dot_ss(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 def _sdot(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, [total, a, b])
-
-
-_EXP_LOW, _EXP_HIGH = -104.0, 89.0
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.4286067653302226e-06
-_EXP_SERIES = (0.0013926213141530752, 0.008363203145563602, 0.041666556149721146, 0.16666576266288757, 0.5)
-"""(e^r - 1 - r) / r^2 for |r| <= ln2/2, Chebyshev interpolation, relative error of the whole 1.1e-8."""
-
-
-def exp(builder: Any, x: Any) -> Any:
-    """e^x for float32 lanes: e^(n ln2 + r) = 2^n e^r."""
-    lanes = x.type.count
-    floats, words = x.type, _vector(I32, lanes)
-
-    def float_(value: float) -> Any:
-        return _splat(floats, value)
-
-    low = call(builder, f"llvm.maxnum.v{lanes}f32", floats, [x, float_(_EXP_LOW)])
-    clamped = call(builder, f"llvm.minnum.v{lanes}f32", floats, [low, float_(_EXP_HIGH)])
-    magic = float_(12582912.0)
-    moved = builder.fadd(builder.fmul(clamped, float_(_LOG2_E)), magic)
-    n = builder.fsub(moved, magic)
-    rest = fma(builder, n, float_(-_LN2_HIGH), clamped)
-    rest = fma(builder, n, float_(-_LN2_LOW), rest)
-    series = float_(_EXP_SERIES[0])
-    for coefficient in _EXP_SERIES[1:]:
-        series = fma(builder, series, rest, float_(coefficient))
-    value = fma(builder, builder.fmul(series, rest), rest, rest)
-    value = builder.fadd(value, float_(1.0))
-    # 2^n in two factors, so that results above 2^127 and subnormal ones come out right.
-    power = builder.sub(builder.bitcast(moved, words), _splat(words, 0x4B400000))
-    first = builder.ashr(power, _splat(words, 1))
-    for part in (first, builder.sub(power, first)):
-        biased = builder.shl(builder.add(part, _splat(words, 127)), _splat(words, 23))
-        value = builder.fmul(value, builder.bitcast(biased, floats))
-    return value

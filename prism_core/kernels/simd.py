@@ -521,14 +521,3 @@ dot_us = _dot(forms.dot_us)
 """total + sums of 4 products per int32 lane, bytes of a unsigned, of b signed."""
 dot_ss = _dot(forms.dot_ss)
 """total + sums of 4 products per int32 lane, all bytes signed, those of b above -128."""
-
-
-@intrinsic
-def exp(_context: Any, a: Any) -> Any:
-    """e^a for float32 lanes, within 1.5 units in the last place (normal results); 0 below -104, infinity above 88.73.
-
-    A NaN gives some finite number.
-    """
-    if not isinstance(a, Vector) or a.element != "f32":
-        return None
-    return a(a), lambda context, builder, signature, arguments: forms.exp(builder, arguments[0])
