@@ -67,6 +67,8 @@ class PoolConfig:
     """For how long one batch worker is the one asked to yield to an open interactive turn."""
     silence_ms: int = 700
     """Silence on a stream after which its reader looks at the log itself (0.5 to 1 s by the protocol)."""
+    reader_outage_s: float = 120.0
+    """Longest outage of the broker that a reader sits out."""
     reader_queue: int = 256
     """Events buffered for one reader; beyond it the reader falls back to the log at its own pace."""
     read_page: int = 512

@@ -19,6 +19,7 @@ __all__ = [
     "LIVE",
     "LOCAL_OWNER",
     "MODELS",
+    "NAMES",
     "PRIORITIES",
     "PRISM",
     "REAPING",
@@ -53,6 +54,7 @@ DRAINING = "prism:draining"
 REAPING = "prism:reaping"
 STATS = "prism:stats"
 MODELS = "prism:models"
+NAMES = "prism:names"
 RQ_QUEUES = RQ + ":queues"
 
 PRIORITIES = ("interactive", "background", "batch")

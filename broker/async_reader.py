@@ -1,0 +1,124 @@
+"""Reads one request's events in an event loop. The asyncio twin of `reader`, with the same promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import redis.asyncio as aredis
+
+from broker import keys
+from broker.async_hub import AsyncHub
+from broker.config import PoolConfig
+from broker.errors import BrokerUnavailable, NotFound, ResultTimeout
+from broker.events import Event
+from broker.failures import translated
+from broker.reader import RETRY_S
+from broker.stream import HEAD_FIELDS, Head, Stream
+
+__all__ = ["AsyncReader"]
+
+
+class AsyncReader:
+    """Streams of one owner's requests, over one client and the loop's hub."""
+
+    def __init__(self, client: aredis.Redis, hub: AsyncHub, config: PoolConfig, owner: str) -> None:
+        self._redis = client
+        self._hub = hub
+        self._config = config
+        self._owner = owner
+
+    async def events(
+        self, request: str, after: str | int | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[Event]:
+        """Events after `after` (see `Stream`) until the end, or `ResultTimeout` after `timeout_s` in all."""
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        subscription = await self._hub.subscribe(keys.request(request), self._config.reader_queue)
+        try:
+            stream = await self._open(request, after, deadline)
+            messages: list[bytes] | None = None
+            while not stream.ended:
+                if messages:
+                    for event in stream.from_channel(messages):
+                        if event is not None:
+                            yield event
+                            continue
+                        async for logged in self._from_log(stream, deadline):
+                            yield logged
+                else:
+                    async for logged in self._from_log(stream, deadline):
+                        yield logged
+                if not stream.ended:
+                    messages = await subscription.get(self._silence(request, deadline))
+        finally:
+            subscription.close()
+
+    async def head(self, request: str) -> Head:
+        """Where a request stands; `NotFound`."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hmget(keys.request(request), list(HEAD_FIELDS))
+                pipe.get(keys.BOOT)
+                values, boot = await pipe.execute()
+        return Head.read(request, self._owner, values, boot)
+
+    async def _open(self, request: str, after: str | int | None, deadline: float | None) -> Stream:
+        head: Head = await self._patiently(lambda: self.head(request), request, deadline)
+        stream = Stream(request, head, after)
+        if stream.must_exist is not None:
+            cursor = stream.must_exist
+            with translated():
+                entries: Any = await self._redis.xrange(stream.log_key, cursor, cursor)
+            stream.admit(bool(entries), head)
+        return stream
+
+    async def _from_log(self, stream: Stream, deadline: float | None) -> AsyncIterator[Event]:
+        """What the log holds after the stream's position; checks that the stream still lives if that is nothing."""
+        first = True
+        while not stream.ended:
+            values, boot, entries = await self._patiently(lambda: self._page(stream), stream.request, deadline)
+            for event in stream.from_log(entries):
+                yield event
+            if len(entries) < self._config.read_page:
+                if first and not entries:
+                    self._check(stream, values, boot)
+                return
+            first = False
+
+    async def _page(self, stream: Stream) -> tuple[Any, Any, Any]:
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hmget(stream.channel, list(HEAD_FIELDS))
+                pipe.get(keys.BOOT)
+                pipe.xrange(stream.log_key, stream.log_after, "+", count=self._config.read_page)
+                values, boot, entries = await pipe.execute()
+        return values, boot, entries
+
+    def _check(self, stream: Stream, values: Any, boot: Any) -> None:
+        try:
+            head = Head.read(stream.request, self._owner, values, boot)
+        except NotFound:
+            raise stream.gone(boot) from None
+        stream.check_alive(head)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[Any]], request: str, deadline: float | None) -> Any:
+        """`ask()`, again and again through an outage of the broker."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._config.reader_outage_s
+        while True:
+            try:
+                return await ask()
+            except BrokerUnavailable:
+                if clock() >= until:
+                    raise
+                await asyncio.sleep(min(RETRY_S, self._silence(request, deadline)))
+
+    def _silence(self, request: str, deadline: float | None) -> float:
+        silence = self._config.silence_ms / 1000
+        if deadline is None:
+            return silence
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise ResultTimeout(f"request {request} did not end in time; it goes on")
+        return min(silence, left)
