@@ -122,7 +122,8 @@ class ChatTemplate:
         shield = Shield(spellings, self.source, [checked, variables])
         covered: list[dict[str, Any]] = [shield.value(message, whole_word=True) for message in checked]
         marks = self._mark(checked, covered, answers or {}, shield)
-        context = self._context(covered, shield.value(variables), add_generation_prompt)
+        shielded = {name: shield.value(value) for name, value in variables.items()}
+        context = self._context(covered, shielded, add_generation_prompt)
         overrides: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
         opening = next((i for i, message in enumerate(covered) if message["role"] not in _SYSTEM_ROLES), None)
         if opening is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from reprlib import repr as show
 from typing import Any, Final
 
 from prism_core.errors import InvalidRequest
@@ -36,11 +37,11 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must be an object with role and content, not {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequest(f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}")
+        raise InvalidRequest(f"{where}.role is {show(role)}; it must be one of {', '.join(ROLES)}")
     out: dict[str, Any] = {"role": role}
     for name, value in message.items():
         if not isinstance(name, str):
-            raise InvalidRequest(f"{where} has a field name that is no string: {name!r}")
+            raise InvalidRequest(f"{where} has a field name that is no string: {show(name)}")
         if value is not None:
             out[name] = value
     calls = out.get("tool_calls")
@@ -68,7 +69,7 @@ def _content(content: object, where: str) -> str:
             raise InvalidRequest(f"{where}[{index}] must be an object with type and text, not {type(part).__name__}")
         kind, text = part.get("type"), part.get("text")
         if kind not in ("text", "input_text", "output_text"):
-            raise InvalidRequest(f"{where}[{index}].type is {kind!r}; this model takes text only")
+            raise InvalidRequest(f"{where}[{index}].type is {show(kind)}; this model takes text only")
         if not isinstance(text, str):
             raise InvalidRequest(f"{where}[{index}].text must be a string, not {type(text).__name__}")
         texts.append(text)
