@@ -25,8 +25,8 @@ MODEL = "toy+a8.1"
 class Rig:
     """One broker, seen as bytes, and short cuts to the verbs."""
 
-    def __init__(self, url: str, config: PoolConfig = CONFIG) -> None:
-        self.connection = connect(url)
+    def __init__(self, url: str, config: PoolConfig = CONFIG, **options: Any) -> None:
+        self.connection = connect(url, **options)
         self.redis: redis.Redis = self.connection.redis
         self.config = config
         self.scripts = Scripts(self.redis, config)
@@ -83,6 +83,9 @@ class Rig:
 
     def items(self, key: str) -> list[str]:
         return [item.decode() for item in self.redis.lrange(key, 0, -1)]
+
+    def items_raw(self, key: str) -> list[bytes]:
+        return list(self.redis.lrange(key, 0, -1))
 
     def log(self, request: str) -> list[events.Event]:
         """All events of a request, read directly."""
