@@ -7,16 +7,18 @@ that anybody has stored there. A sequence that went back and now writes into a p
 Recurrent state is shared the same way: a state that a checkpoint holds is never written; the next step reads it and
 leaves its result in other memory.
 
-Memory grows page by page, and pages that nobody refers to are used again: an arena never holds more than the pages of
-the live sequence and of the checkpoints that are alive at one time. Not safe for use by two threads at once, except
-that checkpoints may die in any thread.
+Memory grows by some pages at a time, and pages that nobody refers to are used again: an arena never holds more than the
+pages of the live sequence and of the checkpoints that were alive at one time, and a slab. Not safe for use by two
+threads at once, except that checkpoints may die in any thread.
 """
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,10 @@ from prism_core.errors import DecoderError
 
 PAGE_TOKENS = 32
 ALIGNMENT = 64
+HUGE = 2 << 20
+SLAB_BYTES = 4 << 20
+PAGES_PER_SLAB = 64
+"""Pages get their memory in runs of about this size, of this many pages at most."""
 _IDLE_STATES = 2
 
 Bytes = NDArray[np.uint8]
@@ -34,8 +40,20 @@ Bytes = NDArray[np.uint8]
 
 def aligned(count: int) -> Bytes:
     """`count` bytes that start on a cache line, uninitialised."""
-    raw = np.empty(count + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    return _from(np.empty(count + ALIGNMENT, dtype=np.uint8), count, ALIGNMENT)
+
+
+def large(count: int) -> Bytes:
+    """`count` bytes for which the system is asked to use huge pages; memory is taken as it is first touched."""
+    memory = mmap.mmap(-1, count + HUGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return _from(np.frombuffer(memory, dtype=np.uint8), count, HUGE)
+
+
+def _from(raw: Bytes, count: int, alignment: int) -> Bytes:
+    start = -raw.ctypes.data % alignment
     return raw[start : start + count]
 
 
@@ -65,18 +83,24 @@ class PageArena:
     def take(self) -> int:
         """A page of unknown content with one reference."""
         self._collect()
-        if self._free:
-            page = self._free.pop()
-        else:
-            page = len(self._pages)
-            memory = aligned(self.page_bytes)
-            self._pages.append(memory)
-            self._addresses.append(memory.ctypes.data)
-            self._references.append(0)
-            self._filled.append(0)
+        if not self._free:
+            self._grow()
+        page = self._free.pop()
         self._references[page] = 1
         self._filled[page] = 0
         return page
+
+    def _grow(self) -> None:
+        count = min(max(SLAB_BYTES // max(self.page_bytes, 1), 1), PAGES_PER_SLAB)
+        slab = large(count * self.page_bytes)
+        first = len(self._pages)
+        for number in range(count):
+            memory = slab[number * self.page_bytes :][: self.page_bytes]
+            self._pages.append(memory)
+            self._addresses.append(int(memory.ctypes.data) if self.page_bytes else 0)
+        self._references += [0] * count
+        self._filled += [0] * count
+        self._free += range(first + count - 1, first - 1, -1)
 
     def copy(self, page: int, filled: int) -> int:
         """A page of one reference whose first `filled` slots are those of `page`."""

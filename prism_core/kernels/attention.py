@@ -155,79 +155,81 @@ def _first_segment(position: Any, window: Any) -> Any:
 
 
 def _scores(element_bytes: int) -> Any:
-    """A function that scores any number of rows, in blocks of 4, 2 and 1."""
-    four, two, one = (scores_of(rows, element_bytes) for rows in (4, 2, 1))
-    together = ROWS_TOGETHER[0]
+    """A function that scores any number of rows; the first block of rows asks for what comes `ahead`."""
+    one, two, three, four = (scores_of(rows, element_bytes) for rows in (1, 2, 3, 4))
+    together = ROWS_TOGETHER
 
     @device
-    def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any) -> None:
+    def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any, ahead: Any) -> None:
         r = 0
-        if together == 4:
-            while r + 4 <= rows:
-                four(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
-                r += 4
-        while r + 2 <= rows:
-            two(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
-            r += 2
-        if r < rows:
-            one(queries + r * pitch, pitch, keys, dim, out + ROW_BYTES * r)
+        while r < rows:
+            q, into, left = queries + r * pitch, out + ROW_BYTES * r, min(rows - r, together)
+            if left == 4:
+                four(q, pitch, keys, dim, into, ahead)
+            elif left == 3:
+                three(q, pitch, keys, dim, into, ahead)
+            elif left == 2:
+                two(q, pitch, keys, dim, into, ahead)
+            else:
+                one(q, pitch, keys, dim, into, ahead)
+            r += left
+            ahead = keys
 
     return scores
 
 
-def _values(element_bytes: int) -> Any:
-    """A function that adds the weighted values of a tile to any number of rows."""
-    (four, four1), (two, two1), (one, one1) = (
-        (values_of(rows, 2, element_bytes), values_of(rows, 1, element_bytes)) for rows in (4, 2, 1)
-    )
-    together = ROWS_TOGETHER[0]
+def _values(element_bytes: int, vectors: int) -> Any:
+    """A function that adds the weighted values of 16 x `vectors` dimensions of a tile to any number of rows."""
+    one, two, three, four = (values_of(rows, vectors, element_bytes) for rows in (1, 2, 3, 4))
+    together = ROWS_TOGETHER
 
     @device
-    def values(weights: Any, states: Any, tile: Any, row: Any, low: Any, high: Any, sums: Any, rows: Any) -> None:
-        pitch, width = 4 * row, element_bytes * row
-        for i in range(0, row, 32):
-            whole = i + 32 <= row
-            place, part = tile + element_bytes * i, sums + 4 * i
-            r = 0
-            if together == 4:
-                while r + 4 <= rows:
-                    w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
-                    if whole:
-                        four(w, s, place, width, low, high, out, pitch)
-                    else:
-                        four1(w, s, place, width, low, high, out, pitch)
-                    r += 4
-            while r + 2 <= rows:
-                w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
-                if whole:
-                    two(w, s, place, width, low, high, out, pitch)
-                else:
-                    two1(w, s, place, width, low, high, out, pitch)
-                r += 2
-            if r < rows:
-                w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, part + pitch * r
-                if whole:
-                    one(w, s, place, width, low, high, out, pitch)
-                else:
-                    one1(w, s, place, width, low, high, out, pitch)
+    def values(
+        weights: Any,
+        states: Any,
+        tile: Any,
+        width: Any,
+        low: Any,
+        high: Any,
+        sums: Any,
+        pitch: Any,
+        rows: Any,
+        ahead: Any,
+    ) -> None:
+        r = 0
+        while r < rows:
+            w, s, out, left = weights + ROW_BYTES * r, states + ROW_BYTES * r, sums + pitch * r, min(rows - r, together)
+            if left == 4:
+                four(w, s, tile, width, low, high, out, pitch, ahead)
+            elif left == 3:
+                three(w, s, tile, width, low, high, out, pitch, ahead)
+            elif left == 2:
+                two(w, s, tile, width, low, high, out, pitch, ahead)
+            else:
+                one(w, s, tile, width, low, high, out, pitch, ahead)
+            r += left
+            ahead = tile
 
     return values
 
 
 def _attention(element_bytes: int, name: str) -> Any:
-    score_rows, add_values = _scores(element_bytes), _values(element_bytes)
+    score_rows, add_two, add_one = _scores(element_bytes), _values(element_bytes, 2), _values(element_bytes, 1)
 
     @device
-    def tile(operation: Any, keys: Any, first_key: Any, position: Any, rows: Any, queries: Any, part: Any) -> None:
+    def tile(
+        operation: Any, keys: Any, following: Any, first_key: Any, position: Any, rows: Any, queries: Any, part: Any
+    ) -> None:
         """One tile of 32 keys for `rows` query rows, whose positions rise by one every `group` rows.
 
-        `part`: sums [rows][row], then states, then scores, of the segment.
+        `part`: sums [rows][row], then states, then scores, of the segment. `following`: the keys that come next.
         """
         dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
         window = argument(operation, 10)
         states = part + rows * 4 * row
         scores = states + rows * ROW_BYTES
-        score_rows(queries, 4 * row, keys, dim, scores, rows)
+        values = keys + element_bytes * PAGE_TOKENS * dim
+        score_rows(queries, 4 * row, keys, dim, scores, rows, values)
         lowest, highest = PAGE_TOKENS, 0
         for r in range(rows):
             at = position + r // group
@@ -235,8 +237,14 @@ def _attention(element_bytes: int, name: str) -> Any:
             low = min(max(at + 1 - window - first_key, 0), PAGE_TOKENS) if window > 0 else 0
             lowest, highest = min(lowest, low), max(highest, high)
             _weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
-        values = keys + element_bytes * PAGE_TOKENS * dim
-        add_values(scores, states, values, row, lowest, highest, part, rows)
+        pitch, width = 4 * row, element_bytes * row
+        for i in range(0, row - 16, 32):
+            place, sums, ahead = values + element_bytes * i, part + 4 * i, following + 64 * i
+            add_two(scores, states, place, width, lowest, highest, sums, pitch, rows, ahead)
+        if row % 32 == 16:
+            i = row - 16
+            place, sums, ahead = values + element_bytes * i, part + 4 * i, following + 64 * i
+            add_one(scores, states, place, width, lowest, highest, sums, pitch, rows, ahead)
 
     @device
     def segment(
@@ -256,9 +264,10 @@ def _attention(element_bytes: int, name: str) -> Any:
         per_segment = SEGMENT_TOKENS // PAGE_TOKENS
         begin = max(number * per_segment, lowest // PAGE_TOKENS)
         end = min((number + 1) * per_segment, last // PAGE_TOKENS + 1)
+        inside = argument(operation, 5) + element_bytes * PAGE_TOKENS * (dim + row) * head
         for page in range(begin, end):
-            keys = word(pages, page) + argument(operation, 5) + element_bytes * PAGE_TOKENS * (dim + row) * head
-            tile(operation, keys, page * PAGE_TOKENS, position, rows, queries, part)
+            following = word(pages, min(page + 1, end - 1)) + inside
+            tile(operation, word(pages, page) + inside, following, page * PAGE_TOKENS, position, rows, queries, part)
 
     @device
     def load_queries(operation: Any, first: Any, last: Any, head: Any, queries: Any) -> None:
