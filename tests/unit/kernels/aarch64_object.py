@@ -1,0 +1,81 @@
+"""Compile the generated parts of some families for AArch64 and print the assembly; needs no such processor.
+
+    aarch64_object.py FEATURES FAMILY... [-o FILE]
+
+The functions are `decode_<family>(block, act, acc_in_out)`, `unpack_<family>(block, records, index, ahead)` and
+`multiply_<family>(records, count, act, stride, left, sums)`, all of int64.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+CPU = "generic"
+
+
+class Context:
+    """What the generators want of Numba's target context."""
+
+    @staticmethod
+    def get_dummy_value() -> None:
+        return None
+
+
+def emit(module: ir.Module, name: str, intrinsic: object, arguments: list[object]) -> None:
+    """A void function of int64 around an intrinsic; vector arguments come from and go to the address in their place."""
+    signature, generate = intrinsic._defn(None, *arguments)
+    word = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * len(arguments)), name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    values = list(function.args)
+    vector = getattr(arguments[-1], "llvm", None)
+    if vector is not None:
+        where = builder.inttoptr(values[-1], vector.as_pointer())
+        values[-1] = builder.load(where, typ=vector, align=16)
+    result = generate(Context(), builder, signature, values)
+    if vector is not None:
+        builder.store(result, where, align=16)
+    builder.ret_void()
+
+
+def main(features: str, names: list[str], output: str | None) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    from prism_core.kernels import target as targets
+
+    arm = targets.probe(TRIPLE, CPU, features)
+    targets.target = lambda: arm
+    from numba import types
+
+    from prism_core.gguf.types import TensorType
+    from prism_core.kernels import families, tiles
+    from prism_core.kernels.simd import f32x8
+
+    module = ir.Module()
+    module.triple = TRIPLE
+    for name in names:
+        layout = import_module(f"prism_core.kernels.{families._HOME_OF[name]}")._LAYOUTS[TensorType[name].name]()
+        emit(module, f"decode_{name}", tiles.decoder(layout), [types.int64, types.int64, f32x8])
+        emit(module, f"unpack_{name}", tiles.unpacker(layout), [types.int64] * 4)
+        emit(module, f"multiply_{name}", tiles.multiplier(layout), [types.int64] * 6)
+    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, features=features, opt=3, reloc="static")
+    compiled = llvm.parse_assembly(str(module))
+    compiled.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(compiled, passes)
+    if output is not None:
+        Path(output).write_bytes(machine.emit_object(compiled))
+    print(arm)
+    print(machine.emit_assembly(compiled))
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    output = words[words.index("-o") + 1] if "-o" in words else None
+    main(words[0], [word for word in words[1:] if word not in ("-o", output)], output)
