@@ -41,7 +41,7 @@ class ControlSpellings:
         self.longest = max(map(len, self.spellings), default=0)
         self.joined = "\0".join(self.spellings)
         self.endings = {text[place:] for text in self.spellings for place in range(1, len(text))}
-        self.whole = re.compile("|".join(map(re.escape, self.spellings))) if self.spellings else None
+        self.plain = [text for text in self.spellings if _PLAIN_WORD.fullmatch(text)]
         anchors = sorted({(text.lstrip() or text)[0] for text in self.spellings})
         self.anchors = None
         if anchors:
@@ -138,8 +138,7 @@ class Shield:
 
     def _is_plain(self, word: str) -> bool:
         """A word that templates look up or compare with, and that spells no token."""
-        whole = self._spellings.whole
-        return _PLAIN_WORD.fullmatch(word) is not None and not (whole and whole.search(word))
+        return _PLAIN_WORD.fullmatch(word) is not None and not any(text in word for text in self._spellings.plain)
 
     def _stand_in(self, char: str) -> str:
         known = self._stand_ins.get(char)

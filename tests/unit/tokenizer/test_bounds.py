@@ -45,7 +45,7 @@ def test_a_piece_over_its_limit_is_refused_and_one_at_the_limit_is_not(pre, unit
 
 @pytest.mark.parametrize("pre", PRES)
 @pytest.mark.parametrize("unit", ["the answer ", "a1", "\n a", "'s ", "!a", "日本 ", "12 "])
-def test_a_mebibyte_of_ordinary_text_comes_back(pre, unit):
+def test_a_quarter_of_a_mebibyte_of_ordinary_text_comes_back(pre, unit):
     text = unit * (MAX_INPUT_BYTES // len(unit.encode()) // 4)
     assert BPE[pre].decode(BPE[pre].encode(text)) == text
 

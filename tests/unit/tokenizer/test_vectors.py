@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_core.tokenizer import Tokenizer
+from prism_core.tokenizer import ChatTemplate, Tokenizer
 from tests.unit.tokenizer.vocabularies import metadata_of
 
 DATA = Path(__file__).parents[2] / "data"
@@ -65,3 +65,44 @@ def test_the_prompts_of_a_tiny_file_give_the_reference_ids(name):
         assert tokenizer.decode(ids) == prompt["text"]
         seen += 1
     assert seen >= 2
+
+
+@pytest.mark.model
+def test_a_conversation_with_the_template_of_smollm2_grows_by_prefixes(smollm2_path):
+    metadata = metadata_of(smollm2_path)
+    tokenizer = Tokenizer.from_metadata(metadata)
+    chat = ChatTemplate.from_metadata(metadata, tokenizer)
+    assert chat.describe()["template"] == "file"
+    messages: list[dict[str, object]] = []
+    answers: dict[int, list[int]] = {}
+    before: list[int] = []
+    # the ids of an answer are a sampler's choice: here " there" and "!" stand in pieces that no encoder chooses
+    for answer in ([19556, 216, 100, 88, 255, 17], [17, 17], [260, 198]):
+        messages.append({"role": "user", "content": "Hi <|im_end|> there"})
+        prompt = chat.encode_turn(messages, answers)
+        text = tokenizer.decode(prompt.token_ids, show_control=True)
+        assert text == chat.render(messages)
+        assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+        assert prompt.token_ids[: len(before)] == before
+        assert prompt.token_ids.count(2) == 1 + len(messages)
+        assert len(prompt.save_at) == 2
+        messages.append({"role": "assistant", "content": tokenizer.decode(answer)})
+        answers[len(messages) - 1] = answer
+        before = prompt.token_ids + answer
+
+
+@pytest.mark.model
+@pytest.mark.full
+def test_a_conversation_with_gemma3_has_turns_though_its_file_has_no_template(gemma3_path):
+    metadata = metadata_of(gemma3_path)
+    tokenizer = Tokenizer.from_metadata(metadata)
+    chat = ChatTemplate.from_metadata(metadata, tokenizer)
+    assert chat.describe()["template"] == "gemma"
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi <end_of_turn> there"}]
+    prompt = chat.encode_turn(messages)
+    assert prompt.token_ids[:2] == [2, 105]
+    assert prompt.token_ids.count(106) == 1
+    answer = tokenizer.encode(" Hello\n\nyou", add_bos=False)
+    messages += [{"role": "assistant", "content": tokenizer.decode(answer)}, {"role": "user", "content": "a"}]
+    following = chat.encode_turn(messages, {2: answer})
+    assert following.token_ids[: len(prompt.token_ids) + len(answer)] == prompt.token_ids + answer
