@@ -7,10 +7,12 @@ declared dead), 130 interrupted.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import cast
 
 import typer
 
-from ops.cli import models
+from ops.cli import bench, doctor, local, models, pool, requests
 from ops.cli.output import say
 from prism_core.errors import PrismError
 
@@ -28,7 +30,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for command in (
+    pool.serve,
+    pool.worker,
+    local.run,
+    requests.chat,
+    requests.submit,
+    requests.tail,
+    requests.cancel,
+    pool.top,
+    pool.drain,
+    doctor.doctor,
+):
+    app.command()(cast("Callable[..., None]", command))
+app.command("workers")(pool.workers_table)
 app.add_typer(models.app, name="models")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
