@@ -1,6 +1,6 @@
 """Events of a request's stream: their kinds, their msgpack form, and their ids.
 
-    start{attempt, worker, prompt_tokens, reused_tokens}    a worker begins (again, after a move)
+    start{attempt, worker, prompt_tokens, reused_tokens, thinking?}    a worker begins (again, after a move)
     delta{n, t: [ids], x: text, lp?}                        new tokens; n = tokens emitted so far, these included
     moved{why}                                              the turn left its worker; n goes on
     end{state, reason, usage, n}                            exactly once, last
@@ -86,16 +86,18 @@ class Event:
         return cls(cursor, value.pop("k"), value)
 
 
-def start(*, attempt: int, worker: str, prompt_tokens: int, reused_tokens: int) -> bytes:
-    return codec.pack(
-        {
-            "k": "start",
-            "attempt": attempt,
-            "worker": worker,
-            "prompt_tokens": prompt_tokens,
-            "reused_tokens": reused_tokens,
-        }
-    )
+def start(*, attempt: int, worker: str, prompt_tokens: int, reused_tokens: int, thinking: bool = False) -> bytes:
+    """`thinking`: the prompt ends inside an open `<think>`, so the text begins with reasoning."""
+    value: dict[str, Any] = {
+        "k": "start",
+        "attempt": attempt,
+        "worker": worker,
+        "prompt_tokens": prompt_tokens,
+        "reused_tokens": reused_tokens,
+    }
+    if thinking:
+        value["thinking"] = True
+    return codec.pack(value)
 
 
 def delta(*, n: int, ids: Sequence[int], text: str, logprobs: Any = None) -> bytes:

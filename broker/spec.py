@@ -26,6 +26,7 @@ MAX_STOP_CHARS = 1_024
 MAX_MESSAGES = 10_000
 MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 1 << 20
+MAX_TRACE_CHARS = 128
 HISTORIES = ("auto", "append", "replace")
 
 
@@ -39,8 +40,8 @@ class RequestSpec:
     """Chat messages, each with `role`; they go through the model's template."""
     token_ids: list[int] | None = None
     """A ready prompt."""
-    max_tokens: int = 256
-    """Most tokens to generate."""
+    max_tokens: int | None = 256
+    """Most tokens to generate; None: as many as the context leaves after the prompt."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
@@ -62,10 +63,15 @@ class RequestSpec:
     """How `messages` relate to the conversation's transcript. `append`: they are new ones after it. `replace`: they
     are the whole list. `auto`: the whole list if an assistant message is among them or a system message comes first,
     else new."""
+    note: dict[str, Any] = field(default_factory=dict)
+    """What the caller wants to find again with the request, such as the form of its answer. No worker looks at it."""
+    trace: str = ""
+    """W3C `traceparent` of the span that asked. Not part of what is asked for: a retry comes with another one."""
 
     def __post_init__(self) -> None:
         self._check_input()
-        _integer(self, "max_tokens", 1, MAX_TOKENS)
+        if self.max_tokens is not None:
+            _integer(self, "max_tokens", 1, MAX_TOKENS)
         _integer(self, "top_k", 0, MAX_TOKEN_ID)
         _number(self, "temperature", 0.0, 100.0)
         _number(self, "top_p", 0.0, 1.0, open_low=True)
@@ -87,6 +93,11 @@ class RequestSpec:
         if type(self.template) is not dict:
             raise InvalidRequest(f"template must be a map of template variables, got {_short(self.template)}")
         _plain(self.template, "template")
+        if type(self.note) is not dict:
+            raise InvalidRequest(f"note must be a map, got {_short(self.note)}")
+        _plain(self.note, "note")
+        if type(self.trace) is not str or len(self.trace) > MAX_TRACE_CHARS:
+            raise InvalidRequest(f"trace must be a string of at most {MAX_TRACE_CHARS} characters")
         if self.history not in HISTORIES:
             raise InvalidRequest(f"history must be one of {', '.join(HISTORIES)}, got {_short(self.history)}")
 
@@ -125,7 +136,7 @@ class RequestSpec:
                 item.name: getattr(self, item.name)
                 for item in fields(self)
                 if getattr(self, item.name) != (item.default if item.default_factory is not list else [])
-                and not (item.name in ("stop", "template") and not getattr(self, item.name))
+                and not (item.name in ("stop", "template", "note") and not getattr(self, item.name))
             }
         )
 
@@ -149,7 +160,7 @@ class RequestSpec:
 
     def digest(self) -> str:
         """Hash of everything asked for, so that a repeated submission can be told from another one."""
-        return hashlib.sha256(self.pack()).hexdigest()
+        return hashlib.sha256((replace(self, trace="") if self.trace else self).pack()).hexdigest()
 
     def affinity(self) -> str:
         """Hash of the prompt's beginning: a client that sends its whole list again and again meets the same worker."""

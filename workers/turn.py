@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from broker import events, keys
 from broker.errors import BrokerUnavailable
 from broker.failures import translated
+from broker.spec import RequestSpec
 from broker.store import Claim, WorkerStore
 from broker.transcript import TurnCommit
 from prism_core.codec import CodecError
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 INVALID = "invalid_request: "
 INTERNAL = "internal_error: "
 MAX_REASON_CHARS = 500
+THOUGHT_TAIL = 10  # last tokens of a prompt that may spell <think> and white space
 LOCAL_TRIES = 2  # runs of one claim on a Runtime that had to be reset in between
 
 State = Literal["done", "failed", "cancelled", "expired"]
@@ -109,6 +111,7 @@ class Turn:
         self._timings = Timings()
         self._prompt_tokens = claim.prompt_tokens
         self._reused = 0
+        self._thinking = False
 
     def run(self) -> TurnResult:
         """Generates and commits. Raises only if the Runtime cannot be brought back: the worker must exit then."""
@@ -176,10 +179,11 @@ class Turn:
         turns = self._store_read(lambda: self._store.transcript(conversation)) if conversation else []
         prompt = build(spec, self._model, turns)
         self._prompt_tokens = len(prompt.token_ids)
+        self._thinking = spec.messages is not None and self._opens_thought(prompt.token_ids)
         given = self._given_text()
         text = self._text = TurnText(self._model.tokenizer.stream(), spec.stop)
         text.replay(self._ids, given)
-        left = spec.max_tokens - len(self._ids)
+        left = self._most(spec) - len(self._ids)
         if left <= 0 or text.stopped:
             self._started(0)
             reason = "stop" if text.stopped else "length"
@@ -196,6 +200,18 @@ class Turn:
                 parent=turns[prompt.base - 1].digest if prompt.base else "",
             )
         return ending
+
+    def _most(self, spec: RequestSpec) -> int:
+        """Tokens that this turn may generate in all."""
+        if spec.max_tokens is not None:
+            return spec.max_tokens
+        room = int(self._model.context_tokens) - self._prompt_tokens
+        if room <= 0:
+            raise InvalidRequest(
+                f"prompt has {self._prompt_tokens} tokens, but context_tokens is {self._model.context_tokens}: "
+                "no room for an answer"
+            )
+        return room
 
     def _run_runtime(self, prompt: TurnPrompt, text: TurnText, left: int) -> str:
         spec = self._claim.spec
@@ -232,8 +248,14 @@ class Turn:
                 worker=self._store.worker,
                 prompt_tokens=self._prompt_tokens,
                 reused_tokens=self._reused,
+                thinking=self._thinking,
             )
         )
+
+    def _opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether the template began the answer with `<think>`: its reader sees only what comes after the prompt."""
+        tail = b"".join(bytes(self._model.tokenizer.token_bytes(token)) for token in prompt[-THOUGHT_TAIL:])
+        return tail.rstrip().endswith(b"<think>")
 
     def _logprob(self, sampler: Any) -> dict[str, Any] | None:
         """The last draw's log-probabilities with each token's bytes, which a gateway without a tokenizer needs."""
