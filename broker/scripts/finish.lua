@@ -15,6 +15,12 @@ if ev ~= h.ev + 1 then return {-3, h.ev} end
 if n > h.n then count('generation_tokens', n - h.n) end
 redis.call('HSET', KEYS[1], 'n', int(n), 'usage', ARGV[9], 'ids', ARGV[10], 'text', ARGV[11])
 h.n = n
+local usage = cmsgpack.unpack(ARGV[9])
+for _, name in ipairs({'prompt_tokens', 'reused_tokens', 'flush_us', 'flushes'}) do
+  local value = tonumber(usage[name] or 0)
+  if value > 0 then count(name, value) end
+end
+if state == 'done' then count('finished.' .. reason) end
 if h.c ~= '' then
   local c = P .. 'c:' .. h.c
   if ARGV[12] and state == 'done' then
