@@ -16,7 +16,7 @@ from prism_core.gguf.kquants import q3_k_scales, scales_and_minimums
 from prism_core.gguf.types import TensorType
 from prism_core.kernels.families import Bytes, Family
 from prism_core.kernels.layout import Layout
-from prism_core.kernels.packing import Field, interleave
+from prism_core.kernels.packing import TILE_ROWS, Field, interleave
 from prism_core.kernels.simd import f16x8, i8x8, i8x32, i32x8
 from prism_core.kernels.staging import Lanes, Place
 from prism_core.kernels.tiles import family_of
@@ -65,8 +65,11 @@ class _Affine(KQuant):
     def pack(self, blocks: Bytes, rows: int, per_row: int, out: Bytes) -> None:
         fields = [Field(0, 0, 2, 2), Field(16, self._CODES, (blocks.shape[1] - 16) // 4, 4)]
         self._move(blocks, rows, per_row, fields, out)
-        small = np.concatenate(scales_and_minimums(blocks[:, 4:16]), axis=1)
-        self._move(small, rows, per_row, [Field(0, self._SCALES, 16, 1)], out)
+        # Interleaved first, so that the bits of 8 rows are unpacked side by side.
+        tiled = np.zeros((out.size // self.block_bytes, 12, TILE_ROWS), dtype=np.uint8)
+        interleave(blocks, rows, per_row, [Field(4, 0, 12, 1)], tiled.reshape(-1), 12 * TILE_ROWS)
+        small = np.concatenate(scales_and_minimums(tiled), axis=1)
+        out.reshape(len(tiled), -1)[:, self._SCALES : self._CODES] = small.reshape(len(tiled), -1)
 
 
 class Q4K(_Affine):
