@@ -1,7 +1,7 @@
 """Causal attention over pages of keys and values, 32 positions to a page, by an online softmax.
 
 In a page, K of a kv head is stored [head_dim][32], so that the 32 scores of a tile are lanes of vectors, and V
-[32][head_dim rounded up to 16]. Several queries of one head group share each load of K and V.
+[32][head_dim rounded up to 32]. Several queries of one head group share each load of K and V.
 
 Positions are cut into segments of 256 keys. Each segment has its own softmax, and the segments are then joined in
 rising order. One token's segments may therefore be computed by several threads; a block of tokens computes them one
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from prism_core.kernels.attention_tiles import FACTOR, ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
-from prism_core.kernels.jit import device, entry
+from prism_core.kernels.jit import device, entry, inlined
 from prism_core.kernels.memory import load_f32, store_f16, store_f32
 from prism_core.kernels.numeric import exp_f32, exp_f32x16
 from prism_core.kernels.simd import (
@@ -100,7 +100,7 @@ def _clear(state: Any, sums: Any, row: Any) -> None:
         store(sums + i, zero)
 
 
-@device
+@inlined
 def _weigh(scores: Any, state: Any, low: Any, high: Any) -> None:
     """Turn 32 scores into weights against the running maximum of `state`; keys outside [low, high) get weight 0."""
     a, b = load_f32x16(scores), load_f32x16(scores + 64)
@@ -140,7 +140,7 @@ def _join(state: Any, sums: Any, other: Any, other_sums: Any, row: Any) -> None:
         store(sums + i, fma(load_f32x16(sums + i), mine, mul(load_f32x16(other_sums + i), theirs)))
 
 
-@device
+@inlined
 def _finish(state: Any, sums: Any, out: Any, dim: Any) -> None:
     """out = sums / total weight."""
     total = sum_lanes(load_f32x16(state + _SUMS))
@@ -159,7 +159,7 @@ def _scores(element_bytes: int) -> Any:
     one, two, three, four = (scores_of(rows, element_bytes) for rows in (1, 2, 3, 4))
     together = ROWS_TOGETHER
 
-    @device
+    @inlined
     def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any, ahead: Any) -> None:
         r = 0
         while r < rows:
@@ -178,24 +178,16 @@ def _scores(element_bytes: int) -> Any:
     return scores
 
 
-def _values(element_bytes: int, vectors: int) -> Any:
-    """A function that adds the weighted values of 16 x `vectors` dimensions of a tile to any number of rows."""
-    one, two, three, four = (values_of(rows, vectors, element_bytes) for rows in (1, 2, 3, 4))
+def _values(element_bytes: int) -> Any:
+    """A function that adds the weighted values of 32 dimensions of a tile to any number of rows."""
+    one, two, three, four = (values_of(rows, 2, element_bytes) for rows in (1, 2, 3, 4))
     together = ROWS_TOGETHER
 
-    @device
+    @inlined
     def values(
-        weights: Any,
-        states: Any,
-        tile: Any,
-        width: Any,
-        low: Any,
-        high: Any,
-        sums: Any,
-        pitch: Any,
-        rows: Any,
+        weights: Any, states: Any, tile: Any, width: Any, low: Any, high: Any, sums: Any, pitch: Any, rows: Any,
         ahead: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         r = 0
         while r < rows:
             w, s, out, left = weights + ROW_BYTES * r, states + ROW_BYTES * r, sums + pitch * r, min(rows - r, together)
@@ -214,9 +206,9 @@ def _values(element_bytes: int, vectors: int) -> Any:
 
 
 def _attention(element_bytes: int, name: str) -> Any:
-    score_rows, add_two, add_one = _scores(element_bytes), _values(element_bytes, 2), _values(element_bytes, 1)
+    score_rows, add_values = _scores(element_bytes), _values(element_bytes)
 
-    @device
+    @inlined
     def tile(
         operation: Any, keys: Any, following: Any, first_key: Any, position: Any, rows: Any, queries: Any, part: Any
     ) -> None:
@@ -224,39 +216,32 @@ def _attention(element_bytes: int, name: str) -> Any:
 
         `part`: sums [rows][row], then states, then scores, of the segment. `following`: the keys that come next.
         """
-        dim, row, group = argument(operation, 8), argument(operation, 9), argument(operation, 7)
-        window = argument(operation, 10)
+        group, dim = argument(operation, 7), argument(operation, 8)
+        row, window = argument(operation, 9), argument(operation, 10)
         states = part + rows * 4 * row
         scores = states + rows * ROW_BYTES
         values = keys + element_bytes * PAGE_TOKENS * dim
         score_rows(queries, 4 * row, keys, dim, scores, rows, values)
-        lowest, highest = PAGE_TOKENS, 0
+        lowest, highest = rows - rows + PAGE_TOKENS, rows - rows
         for r in range(rows):
             at = position + r // group
             high = max(min(at + 1 - first_key, PAGE_TOKENS), 0)
             low = min(max(at + 1 - window - first_key, 0), PAGE_TOKENS) if window > 0 else 0
             lowest, highest = min(lowest, low), max(highest, high)
             _weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
-        pitch, width = 4 * row, element_bytes * row
-        for i in range(0, row - 16, 32):
-            place, sums, ahead = values + element_bytes * i, part + 4 * i, following + 64 * i
-            add_two(scores, states, place, width, lowest, highest, sums, pitch, rows, ahead)
-        if row % 32 == 16:
-            i = row - 16
-            place, sums, ahead = values + element_bytes * i, part + 4 * i, following + 64 * i
-            add_one(scores, states, place, width, lowest, highest, sums, pitch, rows, ahead)
+        for i in range(0, row, 32):
+            place, sums = values + element_bytes * i, part + 4 * i
+            add_values(
+                scores, states, place, element_bytes * row, lowest, highest, sums, 4 * row, rows, following + 64 * i
+            )
 
-    @device
+    @inlined
     def segment(
         operation: Any, pages: Any, head: Any, number: Any, position: Any, rows: Any, queries: Any, part: Any
     ) -> None:
         """The softmax of one segment for `rows` query rows, the first of which is at `position`."""
-        dim, row, group, window = (
-            argument(operation, 8),
-            argument(operation, 9),
-            argument(operation, 7),
-            argument(operation, 10),
-        )
+        group, dim = argument(operation, 7), argument(operation, 8)
+        row, window = argument(operation, 9), argument(operation, 10)
         for r in range(rows):
             _clear(part + rows * 4 * row + ROW_BYTES * r, part + r * 4 * row, row)
         last = position + (rows - 1) // group
@@ -269,53 +254,6 @@ def _attention(element_bytes: int, name: str) -> Any:
             following = word(pages, min(page + 1, end - 1)) + inside
             tile(operation, word(pages, page) + inside, following, page * PAGE_TOKENS, position, rows, queries, part)
 
-    @device
-    def load_queries(operation: Any, first: Any, last: Any, head: Any, queries: Any) -> None:
-        """Scaled queries of the tokens [first, last) for the group of one kv head."""
-        dim, row, group, scale = (
-            argument(operation, 8),
-            argument(operation, 9),
-            argument(operation, 7),
-            real(operation, 11),
-        )
-        for token in range(first, last):
-            for member in range(group):
-                into = queries + 4 * row * ((token - first) * group + member)
-                q = argument(operation, 0) + 4 * (
-                    token * argument(operation, 1) + (head * group + member) * argument(operation, 2)
-                )
-                for i in range(dim):
-                    store_f32(into + 4 * i, load_f32(q + 4 * i) * scale)
-
-    @device
-    def block(operation: Any, context: Any, head: Any, first: Any, last: Any, work: Any) -> None:
-        """All segments of the tokens [first, last) for one kv head, joined and written out."""
-        dim, row, group, window = (
-            argument(operation, 8),
-            argument(operation, 9),
-            argument(operation, 7),
-            argument(operation, 10),
-        )
-        rows = (last - first) * group
-        load_queries(operation, first, last, head, work)
-        sums = work + rows * 4 * row
-        states = sums + rows * 4 * row
-        part = states + rows * ROW_BYTES
-        for r in range(rows):
-            _clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
-        position = word(context, POSITION) + first
-        end = (position + last - first - 1) // SEGMENT_TOKENS + 1
-        for number in range(_first_segment(position, window), end):
-            segment(operation, word(context, PAGES), head, number, position, rows, work, part)
-            for r in range(rows):
-                own = part + rows * 4 * row + ROW_BYTES * r
-                _join(states + ROW_BYTES * r, sums + 4 * row * r, own, part + 4 * row * r, row)
-        for token in range(first, last):
-            for member in range(group):
-                r = (token - first) * group + member
-                out = argument(operation, 3) + 4 * (token * argument(operation, 4) + (head * group + member) * dim)
-                _finish(states + ROW_BYTES * r, sums + 4 * row * r, out, dim)
-
     def attention(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
         """(q, pitch, head stride, out, pitch, offset in page, kv heads, group, head_dim, V row, window, scale,
         queries per unit, workspace, its bytes per thread, partials, bytes of a partial).
@@ -323,21 +261,59 @@ def _attention(element_bytes: int, name: str) -> Any:
         Units are (block of queries, kv head); of a single token (segment, kv head), whose softmax goes to the partials
         for `join_segments`.
         """
-        heads, queries = argument(operation, 6), argument(operation, 12)
+        heads, group, row = argument(operation, 6), argument(operation, 7), argument(operation, 9)
         work = argument(operation, 13) + thread * argument(operation, 14)
         tokens = word(context, TOKENS)
         for unit in range(begin, end):
             head, number = unit % heads, unit // heads
+            first, last = (0, 1) if tokens == 1 else (number * argument(operation, 12), tokens)
+            last = min(last, first + argument(operation, 12))
+            rows, position = (last - first) * group, word(context, POSITION) + first
+            _load_queries(operation, first, last, head, work)
+            sums = work + rows * 4 * row
+            states = sums + rows * 4 * row
+            part = states + rows * ROW_BYTES
+            begin_segment = _first_segment(position, argument(operation, 10))
+            end_segment = (position + last - first - 1) // SEGMENT_TOKENS + 1
+            if tokens == 1:
+                part = argument(operation, 15) + unit * argument(operation, 16)
+                begin_segment, end_segment = max(begin_segment, number), min(end_segment, number + 1)
+            for r in range(rows):
+                _clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
+            for each in range(begin_segment, end_segment):
+                segment(operation, word(context, PAGES), head, each, position, rows, work, part)
+                if tokens > 1:
+                    own = part + rows * 4 * row
+                    for r in range(rows):
+                        _join(states + ROW_BYTES * r, sums + 4 * row * r, own + ROW_BYTES * r, part + 4 * row * r, row)
             if tokens > 1:
-                block(operation, context, head, number * queries, min((number + 1) * queries, tokens), work)
-            else:
-                load_queries(operation, 0, 1, head, work)
-                position, group = word(context, POSITION), argument(operation, 7)
-                if number >= _first_segment(position, argument(operation, 10)):
-                    part = argument(operation, 15) + unit * argument(operation, 16)
-                    segment(operation, word(context, PAGES), head, number, position, group, work, part)
+                _write(operation, first, last, head, states, sums)
 
     return entry(OPERATION, name=name)(attention)
+
+
+@inlined
+def _load_queries(operation: Any, first: Any, last: Any, head: Any, queries: Any) -> None:
+    """Scaled queries of the tokens [first, last) for the group of one kv head."""
+    group, dim, row, scale = argument(operation, 7), argument(operation, 8), argument(operation, 9), real(operation, 11)
+    for token in range(first, last):
+        for member in range(group):
+            into = queries + 4 * row * ((token - first) * group + member)
+            place = token * argument(operation, 1) + (head * group + member) * argument(operation, 2)
+            q = argument(operation, 0) + 4 * place
+            for i in range(dim):
+                store_f32(into + 4 * i, load_f32(q + 4 * i) * scale)
+
+
+@inlined
+def _write(operation: Any, first: Any, last: Any, head: Any, states: Any, sums: Any) -> None:
+    """The results of the tokens [first, last) for the group of one kv head."""
+    group, dim, row = argument(operation, 7), argument(operation, 8), argument(operation, 9)
+    for token in range(first, last):
+        for member in range(group):
+            r = (token - first) * group + member
+            out = argument(operation, 3) + 4 * (token * argument(operation, 4) + (head * group + member) * dim)
+            _finish(states + ROW_BYTES * r, sums + 4 * row * r, out, dim)
 
 
 attention_f16 = _attention(2, "attention_f16")

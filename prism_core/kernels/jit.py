@@ -195,6 +195,11 @@ def device(function: Callable[..., Any]) -> Any:
     return numba.njit(forceinline=True, **_INLINED)(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that becomes part of its caller before anything is compiled: for large ones with a single caller."""
+    return numba.njit(inline="always", **_INLINED)(function)
+
+
 def kernel(signature: str, *, name: str | None = None, fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
     """A function for Python, compiled for exactly `signature` at its first call. It has `.warm()` to do so earlier."""
 

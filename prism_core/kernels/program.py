@@ -57,8 +57,8 @@ TICKET, TOTAL, CHUNK, OPEN = 0, 1, 2, 8
 first and the last carry the run in their high half."""
 
 CHUNKS_PER_THREAD = 8
-SPINS, IDLE_SPINS, IDLE_YIELDS = 64, 256, 400
-"""Looks before the first yield; looks and yields of an idle helper before it sleeps (some 500 us)."""
+SPINS, IDLE_SPINS, IDLE_YIELDS = 1000, 256, 400
+"""Looks before the first yield (some 20 us); looks and yields of an idle helper before it sleeps (some 500 us)."""
 NAP_US = 200_000
 """Longest sleep of an idle helper between looks, in case a wake-up is ever lost."""
 _RUN_BITS, _COUNT_MASK, _RUN_MASK = 32, 0xFFFFFFFF, 0x7FFFFFFF

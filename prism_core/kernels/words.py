@@ -17,9 +17,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from prism_core.kernels.jit import device
-from prism_core.kernels.memory import load_f32, load_i64
-from prism_core.kernels.vectors import I64, call, intrinsic, pointer
+from prism_core.kernels.vectors import F32, I64, call, intrinsic, pointer
 
 OPERATION = "void(int64, int64, int64, int64, int64)"
 
@@ -40,25 +38,30 @@ SEGMENT_TOKENS = 256
 """Keys of one softmax of attention; see `attention`."""
 
 
-@device
-def argument(operation: Any, index: Any) -> Any:
-    """Integer argument number `index`."""
-    return load_i64(operation + 8 * (ARGUMENTS + index))
-
-
-@device
-def real(operation: Any, index: Any) -> Any:
-    """Float argument number `index`."""
-    return load_f32(operation + 8 * (ARGUMENTS + index))
-
-
-@device
-def word(table: Any, index: Any) -> Any:
-    """int64 number `index` of a table."""
-    return load_i64(table + 8 * index)
-
-
 _F64 = ir.DoubleType()
+
+
+def _reader(element: Any, result: Any, first: int) -> Any:
+    """A function (table, index) -> element number first + index, of 8 bytes each, read in one instruction."""
+
+    @intrinsic
+    def read(_context: Any, table: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            number = builder.add(arguments[1], ir.Constant(I64, first))
+            address = builder.add(arguments[0], builder.shl(number, ir.Constant(I64, 3)))
+            return builder.load(pointer(builder, address, element), typ=element, align=1)
+
+        return result(types.int64, types.int64), generate
+
+    return read
+
+
+word = _reader(I64, types.int64, 0)
+"""(table, index): int64 number `index` of a table."""
+argument = _reader(I64, types.int64, ARGUMENTS)
+"""(operation, index): its integer argument number `index`."""
+real = _reader(F32, types.float32, ARGUMENTS)
+"""(operation, index): its float argument number `index`."""
 
 
 @intrinsic

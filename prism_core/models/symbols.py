@@ -141,7 +141,7 @@ class CacheLayer:
     @property
     def value_row(self) -> int:
         """Elements from one position's V to the next."""
-        return round_up(self.head_dim, 16)
+        return round_up(self.head_dim, 32)
 
     @property
     def elements(self) -> int:
