@@ -7,12 +7,13 @@ when the broker is back, unless somebody reaped the worker meanwhile; then `lost
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from broker.errors import BrokerUnavailable, NotMember
+from broker.errors import BrokerUnavailable, NotFound, NotMember
 from broker.store import WorkerStore
 from workers.cancellation import Progress
 
@@ -90,7 +91,8 @@ class Heart:
 
     def _tick(self) -> None:
         if self._wants_drain and not self._drained:
-            self._store.drain()
+            with contextlib.suppress(NotFound):  # reaped: the next beat says so
+                self._store.drain()
             self._drained = self.draining = True
         if self._progress.age_s() >= STALE_S:
             return

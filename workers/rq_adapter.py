@@ -156,11 +156,16 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
         self.executions.clear()
 
     def dropped(self) -> None:
-        """The turn left this worker without an end; the script that moved it has cleaned its record."""
+        """The turn left this worker without an end. The script that moved it has cleaned its record, but this worker
+        may have shown itself as running it after that: a process can be stopped for long between take and `begin`."""
+        job, execution = self._job, self._execution
         self._job = self._execution = None
         self.executions.clear()
-        with _lenient("dropped"):
-            self.set_state(WorkerStatus.IDLE)
+        with _lenient("dropped"), self.connection.pipeline() as pipeline:
+            if job is not None and execution is not None:
+                execution.delete(job=job, pipeline=pipeline)
+            self.set_state(WorkerStatus.IDLE, pipeline=pipeline)
+            pipeline.execute()
 
     def died(self) -> None:
         """Takes the worker out of RQ's lists."""
@@ -184,6 +189,15 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
             return COMMANDS[payload["command"]], str(payload.get("job_id", ""))
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def forget_expired(client: redis.Redis) -> None:
+    """Drops executions whose worker died between showing and dropping them, from the lists of started jobs.
+
+    RQ's own maintenance would mark such jobs as failed, whatever has become of them since.
+    """
+    for queue in Queue.all(connection=client, job_class=TurnJob, serializer=JSONSerializer):
+        client.zremrangebyscore(queue.started_job_registry.key, 0, now().timestamp())
 
 
 class _lenient:

@@ -19,21 +19,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker import keys
 from broker.config import PoolConfig
 from broker.connect import connect
 from broker.errors import BrokerUnavailable
+from broker.failures import translated
 from broker.reap import Reaper
 from prism_core.errors import InvalidRequest, PrismError
 from workers.config import MAX_WORKERS, WorkerConfig
 from workers.main import DEFAULT_OPENER, EXIT_UNUSABLE, Orders
+from workers.rq_adapter import forget_expired
 from workers.worker import EXIT_DRAINED, EXIT_REAPED, incarnation
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.02
+DUTY_S = 0.1
+RQ_DUTY_S = 60.0
+AWAY_S = 0.5
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
-STEADY_S = 20.0  # a child that lived this long was no crash loop
+STEADY_S = 3.0  # a member of the pool that lived this long was no crash loop
 LATE_S = 10.0  # what a stopping child may take beyond its grace time
 
 
@@ -80,12 +86,13 @@ class Supervisor:
         self._environment = {**os.environ, **(environment or {})}
         self._clock = clock
         self._children = [Child() for _ in range(workers)]
-        self._reaper = Reaper(connect(config.redis_url).redis, PoolConfig(**self._pool), clock=clock)
+        self._client = connect(config.redis_url).redis
+        self._reaper = Reaper(self._client, PoolConfig(**self._pool), clock=clock)
         self._stop = threading.Event()
         self._stop_now = threading.Event()
         self._told_twice = False
         self._kill_at: float | None = None
-        self._tick_due = 0.0
+        self._tick_due = self._rq_due = 0.0
         self.failure = ""
 
     @property
@@ -176,6 +183,7 @@ class Supervisor:
         lived = self._clock() - child.started
         log.info("worker exited", extra={"worker": child.name, "code": code, "lived_s": round(lived, 3)})
         child.process = None
+        steady = lived >= STEADY_S and self._was_member(child.name)
         child.unreaped.append(child.name)
         self._reap(child)
         if code == EXIT_DRAINED:
@@ -184,11 +192,18 @@ class Supervisor:
             child.done = True
             self.failure = self.failure or "a worker cannot use its model or configuration: see its log line"
         else:
-            crashed = code != EXIT_REAPED and lived < STEADY_S
-            child.crashes = child.crashes + 1 if crashed else 0
+            child.crashes = 0 if steady or code == EXIT_REAPED else child.crashes + 1
             # The first crash restarts at once: most are a kill, and a spare worker is worth having.
             pause = min(FIRST_PAUSE_S * 2 ** (child.crashes - 2), LAST_PAUSE_S) if child.crashes > 1 else 0.0
             child.start_at = self._clock() + pause
+
+    def _was_member(self, name: str) -> bool:
+        """Whether a child had come up and joined; unknown counts as yes: an absent broker is no crash of ours."""
+        try:
+            with translated():
+                return bool(self._client.sismember(keys.WORKERS, name))
+        except BrokerUnavailable:
+            return True
 
     # --- the pool's duties ---------------------------------------------------------------------------------------
 
@@ -209,9 +224,13 @@ class Supervisor:
                 self._reap(child)
             sweep = self._reaper.tick()
         except BrokerUnavailable:
-            self._tick_due = now + 0.5
+            self._tick_due = now + AWAY_S
             return
-        self._tick_due = now + 0.1
+        self._tick_due = now + DUTY_S
+        if now >= self._rq_due:
+            self._rq_due = now + RQ_DUTY_S
+            with translated():
+                forget_expired(self._client)
         if sweep.reaped or sweep.mended or sweep.expired:
             log.info("swept", extra={"reaped": sweep.reaped, "mended": sweep.mended, "expired": sweep.expired})
 

@@ -1,0 +1,461 @@
+"""The chaos runner: a real pool under kills, stalls and a dying broker, with every promise checked from outside.
+
+    python -m ops.bench.chaos --model MODEL.gguf --minutes 5 --kills 300 --seed 7
+
+Faults: SIGKILL of a worker, SIGSTOP of a worker, often for longer than its lease, and then SIGCONT, CLIENT KILL of all
+connections, SIGKILL of the broker. Load: conversations whose turns are all submitted at once, and single requests, greedy
+and sampled, some cancelled, some read slowly. Checked for each request, by a reader that shares no code with writers:
+every event once and in order, ids equal to those of a bare Runtime in this process, one end, the record and RQ's record
+final; for each conversation: order, no overlap, a complete transcript; for the pool: nothing left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from broker import embedded
+from broker.config import PoolConfig
+from broker.connect import connect
+from broker.keys import conversation_key, new_ulid
+from broker.lua import Scripts
+from broker.rqrecord import fields as rq_fields
+from broker.spec import RequestSpec
+from ops.bench.watch import Ear, Story, Violation, follow
+from prism_core.runtime import Generation, Limits, Prefill, Runtime
+from prism_core.sampling import TemperatureSampler
+from workers.config import WorkerConfig
+from workers.main import DEFAULT_OPENER, resolve
+from workers.supervisor import Supervisor
+
+OWNER = "local"
+POOL = {"lease_ms": 1500, "beat_ms": 300, "sweep_ms": 100, "total_takes": 1000, "barren_takes": 1000}
+"""Short leases, so that a stalled worker is given up in test time; patience with turns that keep meeting faults."""
+FAULTS = {"kill": 10, "stop": 3, "clients": 2, "broker": 1}
+TURNS = 4
+QUIET_S = 120.0
+
+
+@dataclass
+class Ask:
+    """One request and what must come of it."""
+
+    request: str
+    spec: RequestSpec
+    conversation: str = ""
+    expected: list[int] = field(default_factory=list)
+    cancelled: bool = False
+    story: Story | None = None
+    error: str = ""
+
+
+@dataclass
+class Report:
+    """What a run did and found."""
+
+    seed: int
+    faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    requests: int = 0
+    tokens: int = 0
+    events: int = 0
+    heard: int = 0
+    moves: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def kills(self) -> int:
+        """Worker processes that were killed or stopped."""
+        return self.faults["kill"] + self.faults["stop"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain figures for a table or a JSON line."""
+        gaps = sorted(self.gaps)
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            **{f"faults.{name}": count for name, count in self.faults.items()},
+            "requests": self.requests,
+            "token_events": self.tokens,
+            "events": self.events,
+            "live_events_heard": self.heard,
+            "moves": self.moves,
+            **{f"ended.{name}": count for name, count in sorted(self.states.items())},
+            "takeover_gap_p50_s": round(statistics.median(gaps), 3) if gaps else None,
+            "takeover_gap_p99_s": round(gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))], 3) if gaps else None,
+            "violations": len(self.violations),
+        }
+
+
+class Oracle:
+    """What an uninterrupted run gives: the bare Runtime, in this process, on the same model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._runtime = Runtime(model.decoder(), Limits(model.context_tokens, 8, 1 << 30), retention="lru")
+        self._lock = threading.Lock()
+
+    def prompt(self, spec: RequestSpec, past: list[dict[str, Any]], answers: dict[int, list[int]]) -> list[int]:
+        if spec.messages is None:
+            return list(self.model.tokenizer.encode(spec.prompt))
+        return list(self.model.chat.encode_turn([*past, *spec.messages], answers=answers).token_ids)
+
+    def answer(self, spec: RequestSpec, prompt: list[int]) -> list[int]:
+        sampler = None
+        if spec.temperature:
+            sampler = TemperatureSampler(
+                seed=spec.seed or 0, temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p,
+                frequency_penalty=spec.frequency_penalty,
+            )  # fmt: skip
+        ids: list[int] = []
+        with self._lock:
+            self._runtime.generate(
+                prompt,
+                Generation(spec.max_tokens, stop_tokens=self.model.tokenizer.stop_tokens),
+                prefill=Prefill(128),
+                sampler=sampler,
+                emit=ids.append,
+            )
+        return ids
+
+
+class Chaos:
+    """One run. `go` returns its report; violations are collected, not raised."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        seed: int,
+        workers: int = 4,
+        kills: int = 60,
+        minutes: float = 60.0,
+        at_once: int = 12,
+        tokens: tuple[int, int] = (20, 120),
+        opener: str = DEFAULT_OPENER,
+        faults: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`at_once`: requests kept open; `tokens`: least and most of a request; `faults`: weights by name."""
+        self.random = random.Random(seed)
+        self.report = Report(seed)
+        self._workers, self._kills, self._minutes = workers, kills, minutes
+        self._at_once, self._tokens = at_once, tokens
+        self._faults = dict(FAULTS if faults is None else faults)
+        self._model, self._opener, self._environment = model, opener, dict(environment or {})
+        self._say = say
+        self._asks: list[Ask] = []
+        self._open: set[str] = set()
+        self._readers: list[threading.Thread] = []
+        self._thaws: list[tuple[float, int]] = []
+        self._config = PoolConfig(**POOL)
+
+    def go(self) -> Report:
+        began = time.monotonic()
+        self._say(f"chaos seed {self.report.seed}")
+        with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as home, self._pool(Path(home)):
+            self._storm(began + self._minutes * 60)
+            self._calm()
+            self._verify()
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    # --- the pool ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _pool(self, home: Path) -> Iterator[None]:
+        share = embedded.ensure(home, idle_s=1.0)
+        self._client = connect(share.url, tries=40).redis
+        self._raw = redis.Redis.from_url(share.url)
+        self._scripts = Scripts(self._client, self._config)
+        self._ear = Ear(redis.Redis.from_url(share.url))
+        self._oracle = Oracle(resolve(self._opener)(self._model, threads=1, context_tokens=None))
+        self._supervisor = Supervisor(
+            WorkerConfig(model=self._model, redis_url=share.url),
+            self._workers,
+            pool=POOL,
+            opener=self._opener,
+            environment=self._environment,
+        )
+        self._watcher = threading.Thread(target=self._supervisor.run, name="supervisor")
+        self._watcher.start()
+        try:
+            self._wait(lambda: self._raw.scard("prism:ws") >= self._workers, "the workers to join", 300)
+            yield
+        finally:
+            self._supervisor.stop()
+            self._supervisor.stop()
+            self._watcher.join(60)
+            self._ear.close()
+            share.close()
+            deadline = time.monotonic() + 15
+            with contextlib.suppress(redis.RedisError):
+                while time.monotonic() < deadline and self._raw.ping():  # its guardian ends it after an idle second
+                    time.sleep(0.05)
+
+    def _wait(self, condition: Callable[[], Any], what: str, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self._watcher.is_alive():
+            with contextlib.suppress(redis.RedisError):
+                if condition():
+                    return True
+            time.sleep(0.02)
+        self._violate(f"waited {timeout_s:g} s for {what}")
+        return False
+
+    def _violate(self, what: str) -> None:
+        self.report.violations.append(what)
+        self._say(f"VIOLATION {what}")
+
+    # --- load ----------------------------------------------------------------------------------------------------
+
+    def _spec(self, **more: Any) -> RequestSpec:
+        low, high = self._tokens
+        options: dict[str, Any] = {"max_tokens": self.random.randint(low, high), "seed": self.random.getrandbits(32)}
+        if self.random.random() < 0.5:
+            options |= {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "frequency_penalty": 0.1}
+        return RequestSpec(**options, **more)
+
+    def _submit(self, spec: RequestSpec, conversation: str = "") -> Ask:
+        ask = Ask(new_ulid(), spec, conversation)
+        key = conversation_key(OWNER, conversation) if conversation else ""
+        job = rq_fields(ask.request, priority="interactive", conversation=None, config=self._config)
+        names = [ask.request, OWNER, "", "interactive", key, conversation, "", "", spec.pack(), spec.digest(), ""]
+        reply = self._scripts.run("submit", [f"prism:r:{ask.request}"], [*names, 600_000, *job])
+        if reply[0] not in (b"placed", b"boxed", b"dup"):
+            self._violate(f"request {ask.request}: submit said {reply[0]!r}")
+        self._asks.append(ask)
+        self._open.add(ask.request)
+        reader = threading.Thread(target=self._read, args=(ask, 0.03 * (self.random.random() < 0.2)), daemon=True)
+        self._readers.append(reader)
+        reader.start()
+        return ask
+
+    def _read(self, ask: Ask, pause_s: float) -> None:
+        client = redis.Redis.from_url(self._raw_url())
+        try:
+            ask.story = follow(client, ask.request, timeout_s=self._minutes * 60 + QUIET_S, pause_s=pause_s)
+        except Exception as error:
+            ask.error = f"{type(error).__name__}: {error}"
+        finally:
+            self._open.discard(ask.request)
+            client.close()
+
+    def _raw_url(self) -> str:
+        return f"unix://{self._raw.connection_pool.connection_kwargs['path']}"
+
+    def _top_up(self) -> None:
+        while len(self._open) < self._at_once:
+            if self.random.random() < 0.5:
+                name = f"c{len(self._asks)}"
+                for turn in range(TURNS):
+                    text = f"{name} turn {turn} {self.random.getrandbits(64):x}"
+                    self._submit(self._spec(messages=[{"role": "user", "content": text}]), name)
+            else:
+                ask = self._submit(self._spec(prompt=f"once {self.random.getrandbits(64):x}"))
+                ask.cancelled = self.random.random() < 0.15
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def _storm(self, until: float) -> None:
+        next_fault = time.monotonic() + 0.3
+        while self.report.kills < self._kills and time.monotonic() < until and not self.report.violations:
+            self._top_up()
+            self._cancel_some()
+            self._thaw(time.monotonic())
+            if time.monotonic() >= next_fault and self._inject():
+                next_fault = time.monotonic() + self.random.uniform(0.05, 0.6)
+                if self.report.kills % 50 == 0:
+                    self._say(f"{self.report.kills} kills, {len(self._asks)} requests, {len(self._open)} open")
+            time.sleep(0.01)
+
+    def _cancel_some(self) -> None:
+        for ask in self._asks[-3 * self._at_once :]:
+            if ask.cancelled and ask.request in self._open and self.random.random() < 0.02:
+                self._scripts.run("cancel", [f"prism:r:{ask.request}"], [ask.request, OWNER, "chaos"])
+
+    def _inject(self) -> bool:
+        """One fault; False if there is nobody to hit."""
+        what = self.random.choices(list(self._faults), list(self._faults.values()))[0]
+        if what in ("kill", "stop"):
+            pid = self._victim()
+            if pid is None:
+                return False
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            if what == "stop":
+                self._thaws.append((time.monotonic() + self.random.uniform(0.3, 3.5), pid))
+        elif what == "clients":
+            with contextlib.suppress(redis.RedisError):
+                self._raw.execute_command("CLIENT", "KILL", "TYPE", self.random.choice(["normal", "pubsub"]))
+        else:
+            with contextlib.suppress(redis.RedisError, ProcessLookupError):
+                os.kill(self._raw.info("server")["process_id"], signal.SIGKILL)
+        self.report.faults[what] += 1
+        return True
+
+    def _victim(self) -> int | None:
+        """A worker that is a member and not stopped, one with a turn if there is any; never the last one standing."""
+        stopped = {pid for _, pid in self._thaws}
+        busy, idle = [], []
+        with contextlib.suppress(redis.RedisError):
+            for name in sorted(self._raw.smembers("prism:ws")):
+                lease = self._raw.get(b"prism:w:" + name)
+                pid = json.loads(lease)["pid"] if lease else None
+                if pid is not None and pid not in stopped and pid in self._supervisor.pids:
+                    (busy if self._raw.scard(b"prism:w:" + name + b":run") else idle).append(pid)
+        if len(busy) + len(idle) < 2:
+            return None
+        return self.random.choice(busy or idle)
+
+    def _thaw(self, now: float) -> None:
+        for due, pid in list(self._thaws):
+            if now >= due:
+                self._thaws.remove((due, pid))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def _calm(self) -> None:
+        self._thaw(float("inf"))
+        for reader in self._readers:
+            reader.join(QUIET_S)
+        self._wait(lambda: not self._raw.zcard("prism:live"), "all requests to end", QUIET_S)
+        self._wait(lambda: self._settled(), "all run sets to be empty", 30)
+
+    def _settled(self) -> bool:
+        runs = [self._raw.scard(key) for key in self._raw.scan_iter("prism:w:*:run")]
+        return not any(runs) and self._raw.scard("prism:ws") == self._workers
+
+    # --- verdict -------------------------------------------------------------------------------------------------
+
+    def _verify(self) -> None:
+        self.report.requests = len(self._asks)
+        conversations: dict[str, list[Ask]] = {}
+        for ask in self._asks:
+            if ask.conversation:
+                conversations.setdefault(ask.conversation, []).append(ask)
+            else:
+                self._guard(ask, lambda ask=ask: self._check(ask, [], {}))  # type: ignore[misc]
+        for name, asks in conversations.items():
+            self._guard(asks[0], lambda name=name, asks=asks: self._check_conversation(name, asks))  # type: ignore[misc]
+        self._check_pool()
+
+    def _guard(self, ask: Ask, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Violation as error:
+            self._violate(str(error))
+
+    def _check(self, ask: Ask, past: list[dict[str, Any]], answers: dict[int, list[int]]) -> Story:
+        if ask.story is None:
+            raise Violation(f"request {ask.request}: {ask.error or 'its reader never came back'}")
+        story, record = ask.story, self._raw.hgetall(f"prism:r:{ask.request}")
+        self._count(story)
+        entries = {entry: fields[b"d"] for entry, fields in self._raw.xrange(f"prism:r:{ask.request}:log")}
+        _hold(ask, len(entries) == len(story.kinds), "the log grew after the end was read")
+        self.report.heard += self._ear.check(ask.request, entries)
+        expected = self._oracle.answer(ask.spec, self._oracle.prompt(ask.spec, past, answers))
+        if ask.cancelled and story.state == "cancelled":
+            _hold(ask, story.ids == expected[: len(story.ids)], "a cancelled turn's ids differ from the bare Runtime's")
+        else:
+            _hold(ask, story.state == "done", f"ended as {story.state}: {story.end}")
+            _hold(ask, story.ids == expected, _difference(story.ids, expected))
+            _hold(ask, story.text == self._oracle.model.tokenizer.decode(expected), "the text is not that of the ids")
+        _hold(ask, record[b"state"].decode() == story.state, "the record's state is not the end event's")
+        status = self._raw.hget(f"prism:rq:job:{ask.request}", "status")
+        want = b"finished" if story.state == "done" else b"canceled"
+        _hold(ask, status == want, f"RQ says {status!r}, not {want!r}")
+        _hold(ask, not self._raw.exists(f"prism:rq:executions:{ask.request}"), "RQ still shows an execution")
+        return story
+
+    def _count(self, story: Story) -> None:
+        self.report.tokens += len(story.ids)
+        self.report.events += len(story.kinds)
+        self.report.moves += len(story.moves)
+        self.report.gaps += story.gaps
+        self.report.states[str(story.state)] = self.report.states.get(str(story.state), 0) + 1
+
+    def _check_conversation(self, name: str, asks: list[Ask]) -> None:
+        past: list[dict[str, Any]] = []
+        answers: dict[int, list[int]] = {}
+        before = 0
+        for ask in asks:
+            story = self._check(ask, past, answers)
+            record = self._raw.hgetall(f"prism:r:{ask.request}")
+            _hold(ask, int(record[b"taken"]) >= before, "its last take came before the turn ahead had ended")
+            before = int(record[b"ended"])
+            past += [*(ask.spec.messages or []), {"role": "assistant", "content": story.text}]
+            answers[len(past) - 1] = story.ids
+        turns = self._raw.llen(f"prism:c:{conversation_key(OWNER, name)}:hist")
+        _hold(asks[0], turns == len(asks), f"the transcript of {name} has {turns} turns of {len(asks)}")
+
+    def _check_pool(self) -> None:
+        for pattern in ("prism:rq:queue:*", "prism:c:*:box", "prism:c:*:act", "prism:rq:wip:*"):
+            for key in self._raw.scan_iter(pattern):
+                self._violate(f"{key.decode()} was left behind")
+        boot = self._raw.get("prism:boot")
+        if not boot:
+            self._violate("the boot id is gone")
+
+
+def _hold(ask: Ask, holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(f"request {ask.request}: {what}")
+
+
+def _difference(seen: list[int], expected: list[int]) -> str:
+    at = next(
+        (i for i, (a, b) in enumerate(zip(seen, expected, strict=False)) if a != b), min(len(seen), len(expected))
+    )
+    return (
+        f"ids differ from the bare Runtime's at {at}: {seen[at : at + 3]} of {len(seen)}, not {expected[at : at + 3]}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs from the command line; exit code 1 on any violation."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.chaos", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", required=True, help="GGUF file; a tiny one gives volume, a real one gives meaning")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop the storm after this long (60)")
+    parser.add_argument("--kills", type=int, default=300, help="stop the storm after so many kills and stops (300)")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=12, help="requests kept open (12)")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(20, 120), metavar=("LEAST", "MOST"))
+    parser.add_argument("--seed", type=int, default=int(hashlib.sha256(os.urandom(8)).hexdigest()[:8], 16))
+    options = parser.parse_args(arguments)
+    chaos = Chaos(
+        model=options.model,
+        seed=options.seed,
+        workers=options.workers,
+        kills=options.kills,
+        minutes=options.minutes,
+        at_once=options.at_once,
+        tokens=tuple(options.tokens),
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    report = chaos.go()
+    print(json.dumps(report.to_dict()))
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
