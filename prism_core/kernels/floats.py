@@ -1,8 +1,8 @@
-"""F32, F16 and BF16 matrices with float32 activations, in tiles of 8 interleaved rows.
+"""F32, F16 and BF16 matrices with float32 activations, in tiles of 16 interleaved rows.
 
-Column by column the tile has that element of each of its 8 rows, in the file's own type. A row's product has four sums,
-of the columns that are 0, 1, 2 and 3 modulo 4, each added in column order with fma, and is (s0 + s1) + (s2 + s3): the
-same for any number of tokens and any tile range. The activations are plain float32 vectors, any number of columns.
+Column by column the tile has that element of each of its rows, in the file's own type. A row's product has two sums, of
+the even and of the odd columns, each added in column order with fma, and is their sum: the same for any number of
+tokens and any tile range. The activations are plain float32 vectors, any number of columns.
 """
 
 from __future__ import annotations
@@ -11,79 +11,101 @@ import functools
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
 from prism_core.gguf.types import TensorType
 from prism_core.kernels import memory, simd
 from prism_core.kernels.coding import F32
 from prism_core.kernels.families import MATMUL, ROW, Bytes, Family
-from prism_core.kernels.jit import device, entry
-from prism_core.kernels.packing import TILE_ROWS, Field, interleave
+from prism_core.kernels.jit import Entry, entry
+from prism_core.kernels.packing import Field, interleave
+from prism_core.kernels.staging import Lanes, Place, filled, fused
+from prism_core.kernels.target import target
+from prism_core.kernels.tiles import PREFETCH, stack
+from prism_core.kernels.vectors import I64, intrinsic, vector
 
-TOKENS = 2
-"""Tokens of a register block: 2 x 4 sums of 8 rows."""
+ROWS = 16
+"""Rows of a tile."""
+LANES = 16 if target().avx512 else 8
+PAIR, TOKENS = (2, 4) if LANES == 16 else (1, 2)
+"""Tiles and tokens of a register block."""
 
-
-@device
-def _load_f32(place: Any) -> Any:
-    return simd.load_f32x8(place)
-
-
-@device
-def _load_f16(place: Any) -> Any:
-    return simd.to_f32(simd.load_f16x8(place))
-
-
-@device
-def _load_bf16(place: Any) -> Any:
-    return simd.as_f32x8(simd.shl(simd.zext_i32x8(simd.load_i16x8(place)), 16))
+_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
-_LOADS = {"F32": (_load_f32, 4), "F16": (_load_f16, 2), "BF16": (_load_bf16, 2)}
+def _column(name: str, place: Place, offset: int, lanes: int) -> Lanes:
+    """`lanes` values as float32."""
+    if name == "F32":
+        return place.load(vector("f32", lanes), offset)
+    if name == "F16":
+        return place.load(vector("f16", lanes), offset).floats()
+    words = place.load(vector("i16", lanes), offset).widened(vector("i32", lanes), signed=False)
+    return (words << 16).viewed(vector("f32", lanes))
 
 
-def _products(load: Any, size: int) -> Any:
-    step = TILE_ROWS * size
+def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
+    """(w, bytes of a tile, cols, activations, their stride, tokens left, out): products of `tiles` x `tokens`.
 
-    @device
-    def two_tokens(w: Any, cols: Any, a: Any, b: Any) -> Any:
-        """(a . rows, b . rows) as f32x8 each."""
-        zero = simd.splat_f32x8(np.float32(0.0))
-        a0, a1, a2, a3 = zero, zero, zero, zero
-        b0, b1, b2, b3 = zero, zero, zero, zero
-        whole = cols // 4 * 4
-        for column in range(0, whole, 4):
-            place, at = w + column * step, column * 4
-            w0, w1 = load(place), load(place + step)
-            w2, w3 = load(place + 2 * step), load(place + 3 * step)
-            a0 = simd.fma(w0, simd.broadcast4_f32x8(a + at), a0)
-            b0 = simd.fma(w0, simd.broadcast4_f32x8(b + at), b0)
-            a1 = simd.fma(w1, simd.broadcast4_f32x8(a + at + 4), a1)
-            b1 = simd.fma(w1, simd.broadcast4_f32x8(b + at + 4), b1)
-            a2 = simd.fma(w2, simd.broadcast4_f32x8(a + at + 8), a2)
-            b2 = simd.fma(w2, simd.broadcast4_f32x8(b + at + 8), b2)
-            a3 = simd.fma(w3, simd.broadcast4_f32x8(a + at + 12), a3)
-            b3 = simd.fma(w3, simd.broadcast4_f32x8(b + at + 12), b3)
-        # One to three columns are left: they stay in the sums of their own place.
-        left = cols - whole
-        if left > 0:
-            a0 = simd.fma(load(w + whole * step), simd.broadcast4_f32x8(a + whole * 4), a0)
-            b0 = simd.fma(load(w + whole * step), simd.broadcast4_f32x8(b + whole * 4), b0)
-        if left > 1:
-            a1 = simd.fma(load(w + (whole + 1) * step), simd.broadcast4_f32x8(a + whole * 4 + 4), a1)
-            b1 = simd.fma(load(w + (whole + 1) * step), simd.broadcast4_f32x8(b + whole * 4 + 4), b1)
-        if left > 2:
-            a2 = simd.fma(load(w + (whole + 2) * step), simd.broadcast4_f32x8(a + whole * 4 + 8), a2)
-            b2 = simd.fma(load(w + (whole + 2) * step), simd.broadcast4_f32x8(b + whole * 4 + 8), b2)
-        total_a = simd.add(simd.add(a0, a1), simd.add(a2, a3))
-        total_b = simd.add(simd.add(b0, b1), simd.add(b2, b3))
-        return total_a, total_b
+    Writes `tokens` times tiles * 16 float32 at `out`. Where fewer tokens are left, the last one stands in for the
+    missing ones.
+    """
+    kind, step = vector("f32", LANES), ROWS * _SIZES[name]
+    parts = [(tile, first) for tile in range(tiles) for first in range(0, ROWS, LANES)]
 
-    return two_tokens
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        w, tile_bytes, cols, act, stride, left, out = arguments
+
+        def constant(value: int) -> Any:
+            return ir.Constant(I64, value)
+
+        last = builder.sub(left, constant(1))
+        numbers = [
+            builder.select(builder.icmp_signed("<", constant(token), last), constant(token), last)
+            for token in range(tokens)
+        ]
+        acts = [builder.add(act, builder.mul(number, stride)) for number in numbers]
+        bases = [builder.add(w, builder.mul(constant(tile), tile_bytes)) for tile in range(tiles)]
+        zero = filled(builder, kind, 0.0).value
+        keys = [(part, token) for part in range(len(parts)) for token in range(tokens)]
+        sums = [{key: cgutils.alloca_once_value(builder, zero) for key in keys} for _ in range(2)]
+
+        def add_column(column: Any, odd: int) -> None:
+            places = [Place(builder, builder.add(base, builder.mul(column, constant(step)))) for base in bases]
+            inputs = [Place(builder, builder.add(each, builder.mul(column, constant(4)))) for each in acts]
+            if prefetch:
+                places[0].prefetch(PREFETCH)
+            weights = [_column(name, places[tile], odd * step + first * _SIZES[name], LANES) for tile, first in parts]
+            for token, place in enumerate(inputs):
+                x = place.repeat(kind, 4 * odd)
+                for part, weight in enumerate(weights):
+                    slot = sums[odd][part, token]
+                    builder.store(fused(weight, x, Lanes(builder, kind, builder.load(slot))).value, slot)
+
+        with cgutils.for_range(builder, builder.lshr(cols, constant(1))) as loop:
+            first = builder.shl(loop.index, constant(1))
+            add_column(first, 0)
+            add_column(first, 1)
+        with builder.if_then(builder.trunc(cols, ir.IntType(1))):
+            add_column(builder.sub(cols, constant(1)), 0)
+        for part, token in keys:
+            even, odd = (Lanes(builder, kind, builder.load(each[part, token])) for each in sums)
+            tile, row = parts[part]
+            Place(builder, out).store(even + odd, 4 * (token * tiles * ROWS + tile * ROWS + row))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def product(_c: Any, w: Any, tile_bytes: Any, cols: Any, act: Any, stride: Any, left: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 7), generate
+
+    return product
 
 
-def _matmul(name: str) -> Any:
-    load, size = _LOADS[name]
-    two_tokens = _products(load, size)
+def _matmul(name: str) -> Entry:
+    size = _SIZES[name]
+    one, many = _product(name, 1, 1, prefetch=True), _product(name, PAIR, TOKENS, prefetch=False)
+    space = stack(4 * ROWS * PAIR * TOKENS)
 
     @entry(MATMUL, name=f"matmul_{name.lower()}")
     def matmul(
@@ -98,28 +120,44 @@ def _matmul(name: str) -> Any:
         out: Any,
         out_stride: Any,
     ) -> None:
-        for tile in range(tile_begin, tile_end):
-            place, first = w + tile * cols * TILE_ROWS * size, tile * TILE_ROWS
+        sums, tile_bytes = space(), ROWS * size * cols
+        if n_tokens < TOKENS:
+            for tile in range(tile_begin, tile_end):
+                for token in range(n_tokens):
+                    one(w + tile * tile_bytes, tile_bytes, cols, act + token * act_stride, act_stride, 1, sums)
+                    to = out + 4 * (token * out_stride + tile * ROWS)
+                    simd.store_first(to, simd.load_f32x16(sums), rows - tile * ROWS)
+            return
+        for tile in range(tile_begin, tile_end, PAIR):
+            # A last odd tile is multiplied twice rather than reading beyond the range.
+            second = tile_bytes * (min(tile + PAIR, tile_end) - 1 - tile)
+            end = min(rows, tile_end * ROWS)
             for token in range(0, n_tokens, TOKENS):
-                # A last odd token is computed twice; the second result is not stored.
-                other = min(token + 1, n_tokens - 1)
-                a, b = two_tokens(place, cols, act + token * act_stride, act + other * act_stride)
-                simd.store_first(out + 4 * (token * out_stride + first), a, rows - first)
-                if other != token:
-                    simd.store_first(out + 4 * (other * out_stride + first), b, rows - first)
+                values, left = act + token * act_stride, n_tokens - token
+                many(w + tile * tile_bytes, second, cols, values, act_stride, left, sums)
+                for index in range(min(TOKENS, left)):
+                    for half in range(PAIR):
+                        first = (tile + half) * ROWS
+                        to, come = out + 4 * ((token + index) * out_stride + first), index * PAIR + half
+                        simd.store_first(to, simd.load_f32x16(sums + 4 * ROWS * come), end - first)
 
     return matmul
 
 
-def _row(name: str) -> Any:
-    load, size = _LOADS[name]
+def _row(name: str) -> Entry:
+    size = _SIZES[name]
 
     @entry(ROW, name=f"row_{name.lower()}")
     def row(w: Any, rows: Any, cols: Any, r: Any, out: Any) -> None:
-        lane = r % TILE_ROWS
+        place = w + (r // ROWS * ROWS * cols + r % ROWS) * size
         for column in range(cols):
-            values = load(w + (r // TILE_ROWS * cols + column) * TILE_ROWS * size)
-            memory.store_f32(out + 4 * column, simd.extract(values, lane))
+            at = place + column * ROWS * size
+            if name == "F32":
+                memory.store_i32(out + 4 * column, memory.load_u32(at))
+            elif name == "F16":
+                memory.store_f32(out + 4 * column, memory.load_f16(at))
+            else:
+                memory.store_i32(out + 4 * column, memory.load_u16(at) << 16)
 
     return row
 
@@ -127,16 +165,16 @@ def _row(name: str) -> Any:
 @functools.cache
 def family(tensor_type: TensorType) -> Family:
     """The family of F32, F16 or BF16."""
-    name, (_, size) = tensor_type.name, _LOADS[tensor_type.name]
+    name, size = tensor_type.name, _SIZES[tensor_type.name]
 
     def packed_bytes(_type: TensorType, rows: int, cols: int) -> int:
-        return -(-rows // TILE_ROWS) * TILE_ROWS * cols * size
+        return -(-rows // ROWS) * ROWS * cols * size
 
     def pack(_type: TensorType, raw: Bytes, rows: int, cols: int) -> Bytes:
         if raw.size != rows * cols * size:
             raise ValueError(f"{raw.size} bytes are not {rows} x {cols} values of {name}")
         out = np.zeros(packed_bytes(tensor_type, rows, cols), dtype=np.uint8)
-        interleave(raw, rows, 1, [Field(0, 0, cols, size)], out, TILE_ROWS * cols * size)
+        interleave(raw, rows, 1, [Field(0, 0, cols, size)], out, ROWS * cols * size, ROWS)
         return out
 
-    return Family(name.lower(), TILE_ROWS, F32, pack, packed_bytes, _matmul(name), _row(name))
+    return Family(name.lower(), ROWS, F32, pack, packed_bytes, _matmul(name), _row(name))

@@ -1,7 +1,7 @@
-"""Rearranging the blocks of a GGUF matrix into tiles of 8 rows.
+"""Rearranging the blocks of a GGUF matrix into tiles of some rows, 8 unless told.
 
-Where a block of a row has a field of u units, the packed block of a tile has, unit by unit, that unit of each of its 8
-rows: unit k of row r stands at `to + (k * 8 + r) * unit`. Rows beyond the matrix stay zero.
+Where a block of a row has a field of u units, the packed block of a tile has, unit by unit, that unit of each of its
+rows: unit k of row r stands at `to + (k * tile_rows + r) * unit`. Rows beyond the matrix stay zero.
 """
 
 from __future__ import annotations
@@ -55,17 +55,23 @@ def _interleave(
                     go = to + r * unit
                     if unit == 4:
                         for k in range(units):
-                            memory.store_i32(go + k * 32, memory.load_i32(come + k * 4))
+                            memory.store_i32(go + k * 4 * tile_rows, memory.load_i32(come + k * 4))
                     elif unit == 2:
                         for k in range(units):
-                            memory.store_i16(go + k * 16, memory.load_i16(come + k * 2))
+                            memory.store_i16(go + k * 2 * tile_rows, memory.load_i16(come + k * 2))
                     else:
                         for k in range(units):
-                            memory.store_i8(go + k * 8, memory.load_u8(come + k))
+                            memory.store_i8(go + k * tile_rows, memory.load_u8(come + k))
 
 
 def interleave(
-    source: NDArray[np.uint8], rows: int, blocks: int, fields: Sequence[Field], out: NDArray[np.uint8], out_block: int
+    source: NDArray[np.uint8],
+    rows: int,
+    blocks: int,
+    fields: Sequence[Field],
+    out: NDArray[np.uint8],
+    out_block: int,
+    tile_rows: int = TILE_ROWS,
 ) -> None:
     """Move fields of `source` (uint8, rows x blocks x bytes of a block) into `out` (tiles x blocks x `out_block`)."""
     source = np.ascontiguousarray(source).reshape(-1)
@@ -73,7 +79,7 @@ def interleave(
         return
     source_block = source.size // (rows * blocks)
     table = np.array([(field.source, field.to, field.units, field.unit) for field in fields], dtype=np.int64)
-    _check(source_block, source.size, rows, blocks, fields, out.size, out_block)
+    _check(source_block, source.size, rows, blocks, fields, out.size, out_block, tile_rows)
     _interleave(
         source.ctypes.data,
         source_block,
@@ -83,17 +89,24 @@ def interleave(
         out_block,
         table.ctypes.data,
         len(fields),
-        TILE_ROWS,
+        tile_rows,
     )
 
 
 def _check(
-    source_block: int, size: int, rows: int, blocks: int, fields: Sequence[Field], out_size: int, out_block: int
+    source_block: int,
+    size: int,
+    rows: int,
+    blocks: int,
+    fields: Sequence[Field],
+    out_size: int,
+    out_block: int,
+    tile_rows: int,
 ) -> None:
-    tiles = -(-rows // TILE_ROWS)
+    tiles = -(-rows // tile_rows)
     if size != rows * blocks * source_block or out_size < tiles * blocks * out_block:
         raise ValueError(f"{rows} rows of {blocks} blocks do not fit {size} bytes, or not into {out_size} bytes")
     for field in fields:
         length = field.units * field.unit
-        if field.source + length > source_block or field.to + TILE_ROWS * length > out_block:
+        if field.source + length > source_block or field.to + tile_rows * length > out_block:
             raise ValueError(f"{field} does not fit a block of {source_block} bytes, or not one of {out_block}")
