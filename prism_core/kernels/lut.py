@@ -45,8 +45,18 @@ _MAGNITUDES, _SUMS, _NEGATIVES = 16, 32, 48
 _SCRATCH = HEADER + 12 * TABLE
 """Where the 8 bytes |q| and 8 sign bytes of every column wait: under the last four tables, each made after its use."""
 
-_bit01 = simd.constant(simd.i8x32, [n >> k & 1 for n in range(16) for k in (0, 1)])
-_bit23 = simd.constant(simd.i8x32, [n >> k & 1 for n in range(16) for k in (2, 3)])
+
+def _of_entries(pick: Any) -> list[int]:
+    """A byte for each of 2 nibbles x 16 entries x 2 values."""
+    return [pick(nibble, entry, value) for nibble in (0, 4) for entry in range(16) for value in (0, 1)]
+
+
+_bits01 = simd.constant(simd.i8x64, _of_entries(lambda nibble, n, k: n >> k & 1))
+_bits23 = simd.constant(simd.i8x64, _of_entries(lambda nibble, n, k: n >> k + 2 & 1))
+_sizes01, _sizes23, _signs01, _signs23 = (
+    simd.shuffle(_of_entries(lambda nibble, n, k, first=first: first + nibble + k)) for first in (0, 2, 8, 10)
+)
+_parts = simd.shuffle([16 * nibble + n + part for nibble in (0, 1) for part in (0, 32) for n in range(16)])
 _by_column = simd.shuffle([part + column + i for column in range(0, 32, 8) for part in (0, 32) for i in range(8)])
 
 
@@ -105,20 +115,13 @@ def _encode_header(source: Any, groups: Any, record: Any) -> None:
 
 
 @device
-def _half_table(values: Any) -> Any:
-    """T(0..15) of the 4 values whose |q| are at `values` and whose signs follow 8 bytes later."""
-    size01 = simd.as_i8x32(simd.splat_i16x16(memory.load_u16(values)))
-    size23 = simd.as_i8x32(simd.splat_i16x16(memory.load_u16(values + 2)))
-    sign01 = simd.as_i8x32(simd.splat_i16x16(memory.load_u16(values + 8)))
-    sign23 = simd.as_i8x32(simd.splat_i16x16(memory.load_u16(values + 10)))
-    first = simd.maddubs(size01, simd.xor(_bit01(), sign01))
-    return simd.add(first, simd.maddubs(size23, simd.xor(_bit23(), sign23)))
-
-
-@device
-def _split(sums: Any) -> Any:
-    """T & 31 and T >> 5, as 32 bytes."""
-    return simd.narrow_i8(simd.concat(simd.and_(sums, simd.splat_i16x16(31)), simd.shr(sums, 5)))
+def _store_table(values: Any, table: Any) -> None:
+    """The table of 8 values whose |q| are at `values`, and their signs after them."""
+    v = simd.load_i8x16(values)
+    first = simd.maddubs(_sizes01(v, v), simd.xor(_bits01(), _signs01(v, v)))
+    sums = simd.add(first, simd.maddubs(_sizes23(v, v), simd.xor(_bits23(), _signs23(v, v))))
+    low = simd.narrow_i8(simd.and_(sums, simd.splat_i16x32(31)))
+    simd.store(table, _parts(low, simd.narrow_i8(simd.shr(sums, 5))))
 
 
 @entry(ENCODE)
@@ -129,11 +132,7 @@ def encode_lut(x: Any, cols: Any, n_tokens: Any, x_stride: Any, out: Any, out_st
             groups = min(_GROUPS, (cols - begin) // A8_BLOCK)
             _encode_header(source + 4 * begin, groups, record)
             for column in range(RECORD_VALUES // 8):
-                values = record + _SCRATCH + 16 * column
-                low, high = _half_table(values), _half_table(values + 4)
-                table = record + HEADER + TABLE * column
-                simd.store(table, _split(low))
-                simd.store(table + 32, _split(high))
+                _store_table(record + _SCRATCH + 16 * column, record + HEADER + TABLE * column)
             record += RECORD
 
 
