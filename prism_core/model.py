@@ -17,6 +17,7 @@ from prism_core.engine import ModelDecoder
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.gguf import GgufFile, open_gguf
 from prism_core.gguf import describe as describe_file
+from prism_core.kernels.coding import Coding
 from prism_core.kernels.families import family_for
 from prism_core.kernels.target import target
 from prism_core.kernels.threads import MAX_THREADS
@@ -169,8 +170,8 @@ def open_model(
 def _open(
     file: GgufFile, threads: int, context_tokens: int | None, exact: bool, memory_budget: int | None
 ) -> Model:  # fmt: skip
-    def coding_of(name: str) -> str:
-        return family_for(packed_type(file.tensors[name].type, exact)).coding.name
+    def coding_of(name: str) -> Coding:
+        return family_for(packed_type(file.tensors[name].type, exact)).coding
 
     check_architecture(file.architecture)
     tokenizer = Tokenizer.from_metadata(file.metadata)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from prism_core.errors import ModelError
 from prism_core.gguf import GgufFile
 from prism_core.models.graph import Graph
 from prism_core.models.hyper import read_hyper
 from prism_core.models.rotation import Rotation
+
+if TYPE_CHECKING:
+    from prism_core.kernels.coding import Coding
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35", "gemma3")
 NOT_LANGUAGE_MODELS = {
@@ -37,8 +41,8 @@ def check_architecture(name: str) -> None:
     raise ModelError(f"architecture {name[:64]!r} is not supported; this engine runs {known}")
 
 
-def build_graph(file: GgufFile, coding_of: Callable[[str], str], named_tokens: int | None = None) -> Graph:
-    """The graph of a file. `coding_of`: tensor name -> coding that its family reads; `named_tokens`: size of the
+def build_graph(file: GgufFile, coding_of: Callable[[str], Coding], named_tokens: int | None = None) -> Graph:
+    """The graph of a file. `coding_of`: tensor name -> the coding that its family reads; `named_tokens`: size of the
     vocabulary, where it is smaller than the embedding table."""
     check_architecture(file.architecture)
     table = file.tensors.get(EMBEDDING)

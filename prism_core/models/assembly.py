@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism_core.kernels.coding import A8, F32, Coding
 from prism_core.kernels.families import Family
 from prism_core.kernels.jit import Entry
 from prism_core.kernels.operations import OPERATIONS
 from prism_core.kernels.words import ARGUMENTS, BLOCKS, OPERATION_WORDS, PHASE_WORDS, SEGMENT_TOKENS
 from prism_core.kv import aligned
 from prism_core.models import symbols
-from prism_core.models.graph import Graph
+from prism_core.models.graph import PLAIN, Graph
 from prism_core.models.symbols import (
     Argument,
     Buffer,
@@ -37,7 +36,6 @@ from prism_core.models.symbols import (
 
 Words = NDArray[np.int64]
 
-CODINGS: dict[str, Coding] = {coding.name: coding for coding in (A8, F32)}
 _LINE = 64
 
 
@@ -49,8 +47,8 @@ class Scratch:
         self._at: dict[object, int] = {}
         for name, width in graph.widths.items():
             self._place(name, 4 * round_up(width, 16) * tokens)
-        for encoded in sorted(graph.encodings, key=repr):
-            if encoded.coding != F32.name:
+        for encoded in sorted(graph.encodings, key=lambda each: (each.buffer.name, each.coding.name)):
+            if encoded.coding.name != PLAIN:
                 self._place(encoded, coding_stride(encoded) * tokens)
         self._place(Workspace(), graph.workspace_bytes * threads)
         self._place(Partials(), graph.partial_bytes * (context_tokens // SEGMENT_TOKENS + 1))
@@ -66,9 +64,9 @@ class Scratch:
 
 def coding_stride(encoded: Encoded) -> int:
     """Bytes from one token to the next."""
-    if encoded.coding == F32.name:
+    if encoded.coding.name == PLAIN:
         return 4 * encoded.buffer.pitch
-    return CODINGS[encoded.coding].coding_bytes(encoded.buffer.width)
+    return encoded.coding.coding_bytes(encoded.buffer.width)
 
 
 class Program:
@@ -148,8 +146,8 @@ class Program:
             case Stride(of):
                 return coding_stride(of)
             case Encoder(coding):
-                return self._entry(CODINGS[coding].encode)
-            case Encoded(buffer, F32.name):
+                return self._entry(coding.encode)
+            case Encoded(buffer, coding) if coding.name == PLAIN:
                 return self._scratch_address(buffer.name)
             case Buffer(name, _):
                 return self._scratch_address(name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +39,11 @@ from prism_core.models.symbols import (
     round_up,
 )
 
+if TYPE_CHECKING:
+    from prism_core.kernels.coding import Coding
+
+PLAIN = "f32"
+"""The coding that is the vector itself."""
 ALL_TOKENS = 1 << 40
 """A unit span that makes one unit cover every token of a call."""
 STATE_BYTES = 128
@@ -50,12 +56,12 @@ QUERIES_PER_UNIT = 16
 class Graph:
     """The phases of one model.
 
-    `shapes`: the file's tensors, name -> ne; `coding_of`: tensor name -> coding that its family reads.
+    `shapes`: the file's tensors, name -> ne; `coding_of`: tensor name -> the coding that its family reads.
     """
 
     hyper: Hyper
     shapes: Mapping[str, Sequence[int]]
-    coding_of: Callable[[str], str]
+    coding_of: Callable[[str], Coding]
     rotation: Rotation
     named_tokens: int
     """Ids at and above this pad the vocabulary: their logits are masked."""
@@ -209,12 +215,14 @@ class Graph:
             self._fresh.add((x.name, step.key))
         return out
 
-    def _encode(self, x: Buffer, coding: str) -> Encoded:
+    def _encode(self, x: Buffer, coding: Coding) -> Encoded:
         encoded = Encoded(x, coding)
         self.encodings.add(encoded)
-        if coding != "f32" and (x.name, coding) not in self._fresh:
+        if coding.name != PLAIN and (x.name, coding.name) not in self._fresh:
+            if x.width % coding.block:
+                raise ModelError(f"rows of {x.width} values are not whole blocks of {coding.block}")
             self.chain("encode", Encoder(coding), x, 4 * x.pitch, x.width, encoded, Stride(encoded))
-            self._fresh.add((x.name, coding))
+            self._fresh.add((x.name, coding.name))
         return encoded
 
     def gated(self, activation: str, gate: Buffer, up: Buffer) -> Buffer:

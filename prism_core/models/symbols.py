@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from prism_core.kernels.coding import Coding
 
 BLOCKS = -1
 """A span that stands for the number of blocks of attention in a call."""
@@ -33,10 +36,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Encoded:
-    """`buffer` in an activation coding (a name of `kernels/coding.py`)."""
+    """`buffer` in an activation coding."""
 
     buffer: Buffer
-    coding: str
+    coding: Coding
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Stride:
 class Encoder:
     """The address of the entry that makes `coding`."""
 
-    coding: str
+    coding: Coding
 
 
 @dataclass(frozen=True)
