@@ -18,13 +18,17 @@ GROUPS = 4096
 
 
 class Selector:
-    """For float32[vocab_size] vectors of finite values."""
+    """For float32[vocab_size] vectors of finite values (`first`: of any numbers)."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self._scratch: FloatArray = np.empty(vocab_size, dtype=np.float32)
         self._mask: npt.NDArray[np.bool_] = np.empty(vocab_size, dtype=np.bool_)
         self._maxima: FloatArray = np.empty(GROUPS, dtype=np.float32)
+        self._scratch: FloatArray = np.empty(vocab_size, dtype=np.float32)
+
+    def first(self, logits: npt.NDArray[Any], best: Any) -> int:
+        """The lowest id whose logit equals `best`. (On a read-only array numpy's argmax copies all of it.)"""
+        return int(np.equal(logits, best, out=self._mask).argmax())
 
     def highest(self, logits: FloatArray, count: int) -> IdArray:
         """The ids of the `count` highest logits (1..vocab_size), in order."""

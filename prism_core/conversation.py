@@ -99,6 +99,10 @@ class Live:
                 f"the decoder left {self.logits[at]} as logit {at} of {self.logits.size}: all must be finite"
             )
 
+    def highest(self, logits: FloatArray) -> int:
+        """Greedy over `view`, whose values are known to be finite; numpy's argmax would copy a read-only array."""
+        return int(self.logits.argmax())
+
     def load(self, snapshot: Snapshot) -> None:
         """Becomes the snapshot; one without logits leaves NaN."""
         self.length = 0

@@ -80,22 +80,24 @@ class Cancellation:
 def _exclusive(method: Callable[Concatenate[Runtime, P], T]) -> Callable[Concatenate[Runtime, P], T]:
     """Refuses a call that starts while another one is running, before it touches anything.
 
-    The claim is one atomic dictionary operation and is recognised by identity, so that an interrupt at any point
-    neither leaves a claim behind nor takes away another's.
+    The claim is one atomic dictionary operation and is recognised by identity, and it is given up twice, so that an
+    interrupt at any point neither leaves a claim behind nor takes away another's.
     """
 
     @wraps(method)
     def claimed(self: Runtime, /, *args: P.args, **kwargs: P.kwargs) -> T:
         claim = object()
         try:
-            if self._claims.setdefault("owner", claim) is not claim:
-                raise InvalidRequest(
-                    f"{method.__name__}() was called while the Runtime is running a request: it runs one at a time"
-                )
-            return method(self, *args, **kwargs)
+            try:
+                if self._claims.setdefault("owner", claim) is not claim:
+                    raise InvalidRequest(
+                        f"{method.__name__}() was called while the Runtime is running a request: it runs one at a time"
+                    )
+                return method(self, *args, **kwargs)
+            finally:
+                self._release(claim)
         finally:
-            if self._claims.get("owner") is claim:
-                self._claims.clear()
+            self._release(claim)
 
     return claimed
 
@@ -152,6 +154,10 @@ class Runtime:
         """How many prefixes are saved for reuse."""
         return len(self._conversation.committed.prefixes)
 
+    def _release(self, claim: object) -> None:
+        if self._claims.get("owner") is claim:
+            del self._claims["owner"]
+
     @_exclusive
     def reset(self) -> None:
         """Forgets everything and lifts the latch. If the decoder's reset fails, its error is raised, the latch is on
@@ -196,14 +202,14 @@ class Runtime:
         timings.enter("sampler_copy")
         saved = None if sampler is None else sampler.copy()
         timings.enter(None)
+        transaction = Transaction(
+            self._conversation, arguments, clock=self._clock, cancellation=cancellation, timings=timings
+        )
         try:
-            transaction = Transaction(
-                self._conversation, arguments, clock=self._clock, cancellation=cancellation, timings=timings
-            )
             return transaction.run()
         except BaseException:
-            timings.enter("recovery")
-            if sampler is not None:
+            if sampler is not None and not transaction.committed:
+                timings.enter("recovery")
                 give_back(sampler, saved)
             timings.enter(None)
             raise

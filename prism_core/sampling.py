@@ -70,32 +70,38 @@ def _copy_slot(slot: MemberDescriptorType, source: object, target: object) -> No
         slot.__set__(target, value)
 
 
-def finite_vector(logits: npt.ArrayLike) -> npt.NDArray[Any]:
-    """`logits` as a 1-D array of 1..1,048,576 finite numbers, else `SamplerError`; two passes over them."""
+def finite_vector(logits: npt.ArrayLike) -> tuple[npt.NDArray[Any], Any]:
+    """`logits` as a 1-D array of 1..1,048,576 finite numbers, and the highest, else `SamplerError`; in two passes."""
     values = np.asarray(logits)
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise SamplerError(f"logits must be a 1-D array of numbers, not {values.ndim}-D of {values.dtype.name}")
     if not 1 <= values.size <= MAX_VOCAB:
         raise SamplerError(f"there are {values.size} logits, but must be from 1 to {MAX_VOCAB}")
-    if not (np.isfinite(values.min()) and np.isfinite(values.max())):  # both let NaN through
+    best = values.max()  # NaN if there is any
+    if not (np.isfinite(best) and np.isfinite(values.min())):
         at = int(np.isfinite(values).argmin())
         raise SamplerError(f"logit {at} of {values.size} is {values[at]}, but all must be finite")
-    return values
+    return values, best
 
 
 def greedy(logits: npt.ArrayLike) -> int:
     """The token of the highest logit, the lowest id among equals (+0 equals -0); `SamplerError` for bad logits."""
-    return int(finite_vector(logits).argmax())
+    values, best = finite_vector(logits)
+    return int((values == best).argmax())
 
 
 class Greedy:
-    """`greedy` as a sampler, which has no state."""
+    """`greedy` as a sampler. It has no state, but a buffer, so that a token allocates nothing."""
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        self._selector = Selector(0)
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """See `greedy`."""
-        return greedy(logits)
+        values, best = finite_vector(logits)
+        if self._selector.vocab_size != values.size:
+            self._selector = Selector(values.size)
+        return self._selector.first(values, best)
 
     def copy(self) -> Greedy:
         return Greedy()
@@ -143,7 +149,7 @@ class TemperatureSampler:
         self._divisor = max(self._temperature, MIN_TEMPERATURE)
         self._draws = 0
         self._uniforms: tuple[int, list[float]] = (-1, [])
-        self._selector: Selector | None = None
+        self._selector = Selector(0)
         self._penalised: FloatArray = np.empty(0, dtype=np.float32)
 
     @property
@@ -164,7 +170,7 @@ class TemperatureSampler:
         """An independent sampler that will draw the same tokens."""
         twin = copy(self)
         twin._penalties = self._penalties.copy()
-        twin._selector = None  # buffers are not shared
+        twin._selector = Selector(0)  # buffers are not shared
         return twin
 
     def restore(self, saved: TemperatureSampler) -> None:
@@ -174,22 +180,23 @@ class TemperatureSampler:
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """Draws a token; `SamplerError` unless there are 1..1,048,576 logits, all finite. They are not changed."""
-        values = finite_vector(logits)
+        values, best = finite_vector(logits)
         if values.dtype != np.float32:
             values = np.clip(values, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
-        if self._selector is None or self._selector.vocab_size != values.size:
+            best = values.max()
+        if self._selector.vocab_size != values.size:
             self._selector = Selector(values.size)
             self._penalised = np.empty(values.size if self._penalties.active else 0, dtype=np.float32)
-        if self._penalties.active:
-            np.copyto(self._penalised, values)
-            values = self._penalised
-            self._penalties.apply(values)
-        uniform = self._uniform()
-        if self._temperature == 0:
-            token = int(values.argmax())
-        else:
-            with np.errstate(over="ignore", under="ignore"):  # a hopeless logit becomes -inf, and its weight 0
-                token = self._draw(values, self._selector, uniform)
+        with np.errstate(over="ignore", under="ignore"):  # a hopeless logit becomes -inf, and its weight 0
+            if self._penalties.active:
+                np.copyto(self._penalised, values)
+                values = self._penalised
+                self._penalties.apply(values)
+                best = values.max()
+            if self._temperature == 0:
+                token = self._selector.first(values, best)
+            else:
+                token = self._draw(values, best, self._uniform())
         self._penalties.record((token,))
         self._draws += 1
         return token
@@ -203,25 +210,24 @@ class TemperatureSampler:
             self._uniforms = block, numbers.tolist()
         return self._uniforms[1][at]
 
-    def _draw(self, values: FloatArray, selector: Selector, uniform: float) -> int:
+    def _draw(self, values: FloatArray, best: np.float32, uniform: float) -> int:
         """The token at the fraction `uniform` of the survivors' weights, counted from the best down."""
-        best = values.max()
         top_k = self._top_k if 0 < self._top_k < values.size else values.size
         if top_k == values.size:
-            token = self._draw_from_few(values, selector, best, uniform)
+            token = self._draw_from_few(values, best, uniform)
             if token is not None:
                 return token
-        ids = selector.highest(values, top_k)
+        ids = self._selector.highest(values, top_k)
         gaps = _gaps(values, ids, best)
         return int(ids[self._place(gaps[: self._kept(gaps)], uniform)])
 
-    def _draw_from_few(self, values: FloatArray, selector: Selector, best: np.float32, uniform: float) -> int | None:
+    def _draw_from_few(self, values: FloatArray, best: np.float32, uniform: float) -> int | None:
         """Without top-k: the same token, if a limited number of the best hold the cut, or the draw; else None."""
         cuts = self._top_p < 1 or self._min_p > 0
-        mass = selector.mass(values, best, 1.0 if cuts else self._divisor)
+        mass = self._selector.mass(values, best, 1.0 if cuts else self._divisor)
         for count in WIDENING:
             if count < values.size:
-                ids = selector.highest(values, count)
+                ids = self._selector.highest(values, count)
                 gaps = _gaps(values, ids, best)
                 if not cuts:
                     place = self._place(gaps, uniform, mass)

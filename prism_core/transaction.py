@@ -15,7 +15,6 @@ from numbers import Real
 from typing import Any
 
 from prism_core.conversation import Commit, Conversation, TokenView
-from prism_core.decoder import FloatArray
 from prism_core.errors import Cancelled, DeadlineExceeded, RestoreFailed, RuntimeFaulted, SamplerError
 from prism_core.prefixes import Snapshot, decoder_bytes, snapshot_bytes
 from prism_core.timings import Timings
@@ -60,6 +59,7 @@ class Transaction:
         self._deadline = arguments.deadline if isinstance(arguments.deadline, Real) else None
         self._timings = timings
         self._reserved = 0
+        self._commit: Commit | None = None
         self._held: list[Snapshot] = []
         self._reused: list[Snapshot] = []
 
@@ -74,19 +74,23 @@ class Transaction:
         self._timings.enter("rollback_snapshot")
         rollback = self._snapshot(0, logits=self._live.length > 0)
         self._reserved = rollback.size
-        conversation.unsettled = conversation.committed.tokens
         try:
+            conversation.unsettled = conversation.committed.tokens
             completion = self._generate(request)
-            commit = self._completed(request)
+            self._commit = self._completed(request)
             self._timings.enter(None)
-            # The commit. It is one store, and no call follows it inside this block, so no signal handler's exception
-            # can make a committed request look like a failed one.
-            conversation.committed = commit
+            conversation.committed = self._commit  # step 11 is this one store
             return completion
         except BaseException as original:
-            self._timings.enter("recovery")
-            self._recover(rollback, original)
+            if not self.committed:
+                self._timings.enter("recovery")
+                self._recover(rollback, original)
             raise
+
+    @property
+    def committed(self) -> bool:
+        """Whether the request has been committed: even an interrupt that arrives right after cannot undo it."""
+        return self._conversation.committed is self._commit
 
     def check(self) -> None:
         """Raises `Cancelled`, or else `DeadlineExceeded` if the clock has reached the deadline."""
@@ -176,7 +180,7 @@ class Transaction:
 
     def _decode(self, request: Request) -> tuple[int, Finish]:
         """Draws, evaluates and emits; returns how many tokens, and why it ended."""
-        sample = _highest if self._arguments.sampler is None else self._arguments.sampler.sample
+        sample = self._live.highest if self._arguments.sampler is None else self._arguments.sampler.sample
         emit, stop_when, enter = self._arguments.emit, self._arguments.stop_when, self._timings.enter
         for generated in range(request.max_tokens):
             enter("sampling")
@@ -253,8 +257,3 @@ class Transaction:
             ) from failure
         conversation.latched = False
         conversation.unsettled = None
-
-
-def _highest(logits: FloatArray) -> int:
-    """Greedy, for logits that are known to be finite: the first of the highest."""
-    return int(logits.argmax())

@@ -218,5 +218,6 @@ def test_the_runtime_agrees_with_the_plain_model_of_its_contract():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_the_runtime_agrees_with_the_plain_model_for_longer():
     run(5000, 100)
