@@ -22,9 +22,9 @@ from typing import Any
 import redis
 import redis.asyncio as aredis
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.connection import UnixDomainSocketConnection
-from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from broker import embedded, keys
@@ -159,6 +159,7 @@ def _examine(client: redis.Redis, url: str) -> list[str]:
     """Check version, mode and eviction; set the boot id if the data have none. Returns warnings."""
     try:
         with translated():
+            _knock(client.connection_pool)
             facts: dict[str, Any] = client.info()
     except BrokerUnavailable as error:
         raise BrokerUnavailable(f"cannot reach the broker at {url}: {_root(error)}") from error
@@ -185,6 +186,20 @@ def _examine(client: redis.Redis, url: str) -> list[str]:
     with translated():
         client.set(keys.BOOT, secrets.token_hex(13), nx=True)
     return warnings
+
+
+def _knock(pool: redis.ConnectionPool) -> None:
+    """One try without back-off: a refused password stays refused, and redis-py would try it again."""
+    probe: Any = pool.make_connection()
+    probe.retry = Retry(NoBackoff(), 0)
+    try:
+        probe.connect()
+    except AuthenticationError:
+        raise
+    except _AGAIN:
+        pass
+    finally:
+        probe.disconnect()
 
 
 def _root(error: BaseException) -> str:

@@ -95,6 +95,12 @@ class Guardian:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        alone = lock_file(self._path("users.lock"), fcntl.LOCK_EX)
+        if alone is not None:
+            # We came late: whoever wanted a server has one by now, or is gone.
+            os.close(alone)
+            if not self._alive():
+                return 0
         last_used = time.monotonic()
         while not self.stopping:
             if not self._alive():

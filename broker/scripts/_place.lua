@@ -21,11 +21,12 @@ local function place(r, h, front)
   local key = pin_key(h)
   local pin = key and redis.call('GET', key)
   if pin and not usable(pin, h.model) then pin = nil end
-  local list = QUEUE .. (pin and ('w.' .. pin .. SUFFIX[h.priority]) or ('open.' .. tag(h.model) .. '.' .. h.priority))
+  local name = pin and ('w.' .. pin .. SUFFIX[h.priority]) or rq_open(h.model, h.priority)
+  local list = QUEUE .. name
   redis.call(front and 'LPUSH' or 'RPUSH', list, r)
   redis.call('SADD', RQ .. 'queues', list)
   redis.call('HSET', rkey(r), 'list', list, 'queued_at', int(now_ms()))
-  rq_queued(r, h)
+  rq_queued(r, name)
   if pin then ring(pin) else ring_free(h.model, h.affinity ~= '' and h.affinity or r) end
 end
 

@@ -1,6 +1,6 @@
 -- Part: RQ's own record of a request, kept true so that `rq info` and dashboards can be believed.
 -- KEYS, ARGV: none of its own. Needs _base.
--- Gives: rq_time rq_set rq_queued rq_unstart rq_final
+-- Gives: rq_time rq_set rq_open rq_queued rq_unstart rq_final
 local RQ_STATUS = {done = 'finished', failed = 'failed', cancelled = 'canceled', expired = 'failed'}
 local RQ_REGISTRIES = {'finished', 'failed', 'canceled'}
 
@@ -28,10 +28,16 @@ local function rq_set(r, ...)
   if redis.call('EXISTS', RQ .. 'job:' .. r) == 1 then redis.call('HSET', RQ .. 'job:' .. r, ...) end
 end
 
--- The job's origin is the open queue of its model and priority, wherever it waits, so that registries outlive workers.
-local function rq_queued(r, h)
-  rq_set(r, 'status', 'queued', 'origin', 'open.' .. tag(h.model) .. '.' .. h.priority, 'worker_name', '',
-    'enqueued_at', rq_time(now_ms()), 'started_at', '')
+-- RQ's name for the open queue of a model and priority. A job that runs or has ended belongs to it, wherever it waited,
+-- so that its registries outlive the workers; one that waits belongs to the queue that it is in.
+local function rq_open(model, priority)
+  local name = 'open.' .. tag(model) .. '.' .. priority
+  redis.call('SADD', RQ .. 'queues', QUEUE .. name)
+  return name
+end
+
+local function rq_queued(r, name)
+  rq_set(r, 'status', 'queued', 'origin', name, 'worker_name', '', 'enqueued_at', rq_time(now_ms()), 'started_at', '')
 end
 
 -- Drop every running execution of the job, its worker's index included.
@@ -66,13 +72,16 @@ end
 local function rq_final(r, state)
   local key = RQ .. 'job:' .. r
   rq_unstart(r)
-  local job = redis.call('HMGET', key, 'status', 'origin', 'worker_name')
+  local job = redis.call('HMGET', key, 'status', 'worker_name')
   if not job[1] then return end
+  local request = redis.call('HMGET', rkey(r), 'reason', 'n', 'model', 'priority')
+  local origin = rq_open(request[3], request[4])
   local want, at = RQ_STATUS[state], now_ms()
+  redis.call('HSET', key, 'origin', origin)
   if job[1] ~= want then redis.call('HSET', key, 'status', want, 'ended_at', rq_time(at)) end
   local expiry = math.floor(at / 1000) + RESULT_S
   for _, registry in ipairs(RQ_REGISTRIES) do
-    local set = RQ .. registry .. ':' .. (job[2] or '')
+    local set = RQ .. registry .. ':' .. origin
     if registry == want then
       redis.call('ZADD', set, int(expiry), r)
       redis.call('ZREMRANGEBYSCORE', set, '-inf', int(math.floor(at / 1000)))
@@ -82,9 +91,9 @@ local function rq_final(r, state)
   end
   local results = RQ .. 'results:' .. r
   if redis.call('EXISTS', results) == 0 then
-    local summary = redis.call('HMGET', rkey(r), 'reason', 'n')
-    redis.call('XADD', results, '*', 'type', want == 'finished' and '1' or '2', 'worker_name', job[3] or '',
-      'return_value', base64(cjson.encode({state = state, reason = summary[1] or '', n = tonumber(summary[2] or 0)})))
+    local summary = cjson.encode({state = state, reason = request[1] or '', n = tonumber(request[2] or 0)})
+    redis.call('XADD', results, '*', 'type', want == 'finished' and '1' or '2', 'worker_name', job[2] or '',
+      'return_value', base64(summary))
   end
   redis.call('EXPIRE', results, RESULT_S)
   redis.call('EXPIRE', key, RESULT_S)

@@ -76,5 +76,5 @@ if redis.call('EXISTS', act) == 0 then
 end
 redis.call('RPUSH', box, r)
 redis.call('HSET', key, 'list', 'box')
-rq_queued(r, h)
+rq_queued(r, rq_open(model, priority))
 return {'boxed', r}

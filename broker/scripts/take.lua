@@ -23,7 +23,7 @@ local function claim(r, h, again)
   if h.c ~= '' then redis.call('EXPIRE', P .. 'c:' .. h.c .. ':hist', CONVERSATION_S) end
   redis.call('DEL', P .. 'preempt:' .. tag(lease.model))
   rq_unstart(r)
-  rq_set(r, 'status', 'started', 'origin', 'open.' .. tag(h.model) .. '.' .. h.priority, 'worker_name', w,
+  rq_set(r, 'status', 'started', 'origin', rq_open(h.model, h.priority), 'worker_name', w,
     'started_at', rq_time(at), 'last_heartbeat', rq_time(at))
   local emitted = {}
   if h.n > 0 then
@@ -84,6 +84,7 @@ local function gather(h)
         redis.call('RPUSH', home, other)
         redis.call('HSET', rkey(other), 'list', home)
         redis.call('SADD', RQ .. 'queues', home)
+        rq_set(other, 'origin', 'w.' .. w .. '.batch')
       end
     end
   end
