@@ -17,8 +17,10 @@ from broker.guardian import configuration
 class PrivateBroker:
     """One server on a Unix socket in `folder`, with the embedded broker's own configuration."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Path | None = None) -> None:
+        """`server`: another binary than the one that `find_server` prefers."""
         self.folder = folder
+        self.server = server or find_server()
         self.socket = folder / "s"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -37,7 +39,7 @@ class PrivateBroker:
         config = self.folder / "conf"
         config.write_text(configuration(str(self.folder), str(self.socket)))
         with open(self.folder / "out.log", "ab") as output:
-            self.process = subprocess.Popen([str(find_server()), str(config)], stdout=output, stderr=output)
+            self.process = subprocess.Popen([str(self.server), str(config)], stdout=output, stderr=output)
         deadline = time.monotonic() + 20
         while True:
             try:
