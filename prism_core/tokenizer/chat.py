@@ -17,10 +17,11 @@ from typing import Any, Final
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.tokenizer.fallbacks import fallback_for
 from prism_core.tokenizer.messages import normalise
-from prism_core.tokenizer.rendered import Mark, RenderedChat
+from prism_core.tokenizer.rendered import RenderedChat
 from prism_core.tokenizer.renderer import Renderer, shared_renderer
 from prism_core.tokenizer.shield import ControlSpellings, Shield
 from prism_core.tokenizer.tokenizer import Tokenizer
+from prism_core.tokenizer.turn import render_turn
 from prism_core.tokenizer.vocabulary import CONTROL, UNKNOWN, text_of
 
 MAX_TEMPLATE_BYTES: Final = 256 * 1024
@@ -30,7 +31,6 @@ _TOKEN_VARIABLES: Final = {"bos_token": "bos", "eos_token": "eos", "pad_token": 
 _RESERVED: Final = frozenset(
     ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", *_TOKEN_VARIABLES)
 )
-_SYSTEM_ROLES: Final = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +118,24 @@ class ChatTemplate:
         message's own text is encoded. Raises InvalidRequest as `encode` does.
         """
         checked = self._checked(messages)
-        spellings = self._spellings or self._control_spellings()
-        shield = Shield(spellings, self.source, [checked, variables])
-        covered: list[dict[str, Any]] = [shield.value(message, whole_word=True) for message in checked]
-        marks = self._mark(checked, covered, answers or {}, shield)
+        usable = self._usable(checked, answers or {})
+        shield = Shield(self._spellings or self._control_spellings(), self.source, [checked, variables])
+        plain: list[dict[str, Any]] = [shield.value(message, whole_word=True) for message in checked]
         shielded = {name: shield.value(value) for name, value in variables.items()}
-        context = self._context(covered, shielded, add_generation_prompt)
-        overrides: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
-        opening = next((i for i, message in enumerate(covered) if message["role"] not in _SYSTEM_ROLES), None)
-        if opening is not None:
-            probe = {**covered[opening], "content": shield.fresh()}
-            overrides.append({"messages": [*covered[:opening], probe], "add_generation_prompt": False})
-        text, *others = [
-            shield.unescaped(result) if isinstance(result, str) else result
-            for result in self._renderer.render(self.source, context, overrides, self._clock())
-        ]
-        if isinstance(text, InvalidRequest):
-            raise text
-        chat = RenderedChat(text, marks, shield, self._tokenizer)
+        context = self._context(plain, shielded, add_generation_prompt)
+        now = self._clock()
+
+        def render(variables: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> list[str | InvalidRequest]:
+            return self._renderer.render(self.source, variables, changes, now)
+
+        turn = render_turn(context, usable, shield, self._tokenizer, render)
+        chat = RenderedChat(turn.chat, shield, self._tokenizer)
         points: list[int | None] = []
-        if opening is not None and isinstance(others[1], str):
-            start = chat.position(_common_length(text, others[1]), nearest=True)
+        if turn.system_end is not None:
+            start = chat.position(turn.system_end, nearest=True)
             points.append(start if start is not None and start >= MIN_SAVED_TOKENS else None)
-        if isinstance(others[0], str) and text.startswith(others[0]):
-            points.append(chat.position(len(others[0]), nearest=False))
+        if turn.turn_end is not None:
+            points.append(chat.position(turn.turn_end, nearest=False))
         ids = chat.ids
         bos = self._tokenizer.bos if self._tokenizer.add_bos else None
         head = [bos] if bos is not None and ids[:1] != [bos] else []
@@ -157,15 +151,11 @@ class ChatTemplate:
                     message["role"] = "system"
         return checked
 
-    def _mark(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        covered: Sequence[dict[str, Any]],
-        answers: Mapping[int, Sequence[int] | Answer],
-        shield: Shield,
-    ) -> dict[str, Mark]:
-        """Puts the committed answers' contents between markers; returns the marks by their opening character."""
-        marks: dict[str, Mark] = {}
+    def _usable(
+        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Sequence[int] | Answer]
+    ) -> dict[int, list[int]]:
+        """The ids of the answers whose messages still have their text."""
+        usable: dict[int, list[int]] = {}
         for index, given in answers.items():
             answer = given if isinstance(given, Answer) else Answer(given)
             ids = [int(token) for token in answer.token_ids]
@@ -174,12 +164,9 @@ class ChatTemplate:
             if any(not 0 <= token < self._tokenizer.vocab_size for token in ids):
                 raise InvalidRequest(f"answers[{index}] holds an id outside 0..{self._tokenizer.vocab_size - 1}")
             text = self._tokenizer.decode(ids) if answer.text is None else answer.text
-            if not text or text != messages[index]["content"] or "tool_calls" in messages[index]:
-                continue
-            mark = Mark(shield.fresh(), shield.fresh(), covered[index]["content"], ids)
-            covered[index]["content"] = mark.opening + mark.text + mark.closing
-            marks[mark.opening] = mark
-        return marks
+            if text and text == messages[index]["content"] and "tool_calls" not in messages[index]:
+                usable[index] = ids
+        return usable
 
     def _context(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool
@@ -200,15 +187,3 @@ class ChatTemplate:
         texts = [vocabulary.texts[index] for index in vocabulary.ids_of_type(CONTROL, UNKNOWN)]
         self._spellings = ControlSpellings(filter(None, texts), self.source)
         return self._spellings
-
-
-def _common_length(left: str, right: str) -> int:
-    """Length of the longest common start, by halving (a loop over characters would cost more than the rendering)."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left.startswith(right[low:middle], low):
-            low = middle
-        else:
-            high = middle - 1
-    return low

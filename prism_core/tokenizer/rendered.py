@@ -1,7 +1,10 @@
 """From a rendered template to token ids: stored answers, control tokens and literal text, each with its place.
 
 Invariant: the segments, in order, cover the rendering; a stored answer's ids appear exactly where its text stands
-between its two markers, and text is never merged across the edge of one.
+between its two markers, and text is never merged across the edge of one. The markers must not have changed what the
+template wrote: it is compared with a rendering without them. Only white space that the template trims off an answer's
+edges may differ; the stored ids keep it. A space that the template writes before an answer, but not at the end of the
+prompt, is the one that the answer's ids start with: it stands there once.
 """
 
 from __future__ import annotations
@@ -18,12 +21,86 @@ from prism_core.tokenizer.tokenizer import MAX_INPUT_BYTES, Tokenizer, check_tex
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A committed answer on its way through the template: `opening + text + closing` stands for `ids`."""
+    """A committed answer, message `index`, in the template: `opening + text + closing` stands for `ids`."""
 
+    index: int
     opening: str
     closing: str
     text: str
     ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An answer found verbatim: its place with its markers, and how many characters before it its ids spell too."""
+
+    start: int
+    end: int
+    mark: Mark
+    lead: int = 0
+
+
+class MarkedText:
+    """A rendering with the markers of answers that the template changed taken out.
+
+    `text`: what is left, `stored`: the answers that stand in it verbatim, `strays`: where markers were taken out.
+    """
+
+    def __init__(self, rendered: str, marks: Mapping[str, Mark]) -> None:
+        self.strays: list[int] = []
+        self.stored: list[_Stored] = []
+        self.text = self._clean(rendered, marks) if marks else rendered
+
+    def _clean(self, rendered: str, marks: Mapping[str, Mark]) -> str:
+        found = re.compile("[" + re.escape("".join(mark.opening + mark.closing for mark in marks.values())) + "]")
+        parts: list[str] = []
+        place = length = 0
+        while match := found.search(rendered, place):
+            start = match.start()
+            parts.append(rendered[place:start])
+            length += start - place
+            mark = marks.get(match.group())
+            if mark is not None and rendered.startswith(mark.text + mark.closing, start + 1):
+                place = start + len(mark.text) + 2
+                self.stored.append(_Stored(length, length + place - start, mark))
+                parts.append(rendered[start:place])
+                length += place - start
+            else:
+                self.strays.append(start)
+                place = start + 1
+        parts.append(rendered[place:])
+        return "".join(parts)
+
+    def settle(self, plain: str, tokenizer: Tokenizer) -> bool:
+        """Whether the rendering without markers, `plain`, is the same text; sets the answers' leads."""
+        settled: list[_Stored] = []
+        place = done = 0
+        for index, stored in enumerate(self.stored):
+            before = self.text[done : stored.start]
+            done = stored.end
+            following = (
+                self.text[done : self.stored[index + 1].start] if index + 1 < len(self.stored) else self.text[done:]
+            )
+            if not plain.startswith(before, place):
+                return False
+            place += len(before)
+            shown = next((v for v in _trimmings(stored.mark.text) if plain.startswith(v + following, place)), None)
+            if shown is None:
+                return False
+            place += len(shown)
+            hidden = tokenizer.drops_space(stored.mark.ids) or (stored.mark.text[0] == " " and shown[:1] != " ")
+            twice = hidden and before.endswith(" ") and not self.text.endswith(" ")
+            settled.append(_Stored(stored.start, stored.end, stored.mark, lead=int(twice)))
+        self.stored = settled
+        return plain[place:] == self.text[done:]
+
+
+def _trimmings(text: str) -> list[str]:
+    """The text as templates trim it: not at all, or on one side or both, of all white space or line breaks only."""
+    return [
+        text,
+        *(side for chars in (None, "\n") for side in (text.rstrip(chars), text.lstrip(chars), text.strip(chars))),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +117,21 @@ class _Segment:
 class RenderedChat:
     """One rendering, tokenised. `ids` are its token ids."""
 
-    def __init__(self, text: str, marks: Mapping[str, Mark], shield: Shield, tokenizer: Tokenizer) -> None:
+    def __init__(self, marked: MarkedText, shield: Shield, tokenizer: Tokenizer) -> None:
         self._shield = shield
         self._tokenizer = tokenizer
-        self._strays: list[int] = []
-        clean, stored = self._clean(text, marks)
+        self._strays = marked.strays
         self._segments: list[_Segment] = []
         self._size = 0
         self._after_special = True
         place = 0
-        for start, end, mark in stored:
-            self._add_text(clean[place:start], place)
-            self._segments.append(_Segment(start, end, mark.ids))
+        for stored in marked.stored:
+            start = stored.start - stored.lead
+            self._add_text(marked.text[place:start], place)
+            self._segments.append(_Segment(start, stored.end, stored.mark.ids))
             self._after_special = False
-            place = end
-        self._add_text(clean[place:], place)
+            place = stored.end
+        self._add_text(marked.text[place:], place)
         self.ids = [index for segment in self._segments for index in segment.ids]
 
     def position(self, place: int, *, nearest: bool) -> int | None:
@@ -77,31 +154,6 @@ class RenderedChat:
                     return count + len(ids)
             return count if nearest else None
         return count
-
-    def _clean(self, text: str, marks: Mapping[str, Mark]) -> tuple[str, list[tuple[int, int, Mark]]]:
-        """The text without the markers of answers that the template changed, and the places of the others."""
-        if not marks:
-            return text, []
-        both = "".join(mark.opening + mark.closing for mark in marks.values())
-        found = re.compile("[" + re.escape(both) + "]")
-        parts: list[str] = []
-        stored: list[tuple[int, int, Mark]] = []
-        place = length = 0
-        while match := found.search(text, place):
-            start = match.start()
-            parts.append(text[place:start])
-            length += start - place
-            mark = marks.get(match.group())
-            if mark is not None and text.startswith(mark.text + mark.closing, start + 1):
-                place = start + len(mark.text) + 2
-                stored.append((length, length + place - start, mark))
-                parts.append(text[start:place])
-                length += place - start
-            else:
-                self._strays.append(start)
-                place = start + 1
-        parts.append(text[place:])
-        return "".join(parts), stored
 
     def _add_text(self, text: str, base: int) -> None:
         self._size += len(text.encode(errors="surrogatepass"))

@@ -25,8 +25,11 @@ from typing import Any, Final
 
 from prism_core.errors import InvalidRequest, PrismError
 
+CPU_SECONDS: Final = 1.5
+MEMORY_BYTES: Final = 512 * 1024 * 1024
+MAX_OUTPUT_CHARS: Final = 4 * 1024 * 1024
 START_SECONDS: Final = 60.0
-WALL_SECONDS: Final = 10.0  # the child's own limit of CPU time comes first, unless the machine is overloaded
+WALL_SECONDS: Final = 10.0  # the limit of CPU time comes first, unless the machine is overloaded
 MAX_REPLY_BYTES: Final = 128 * 1024 * 1024
 _CHUNK: Final = 1 << 20
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "TZ")
@@ -84,8 +87,10 @@ class Renderer:
             self._stop()
         # isolated: neither the environment nor the current folder chooses what is imported, no secret in the
         # environment is passed on, and the terminal's signals go past it
+        script = str(Path(__file__).with_name("sandbox.py"))
+        limits = [str(CPU_SECONDS), str(MEMORY_BYTES), str(MAX_OUTPUT_CHARS)]
         self._child = subprocess.Popen(
-            [sys.executable, "-IB", str(Path(__file__).with_name("sandbox.py")), *_folders_of("jinja2", "markupsafe")],
+            [sys.executable, "-IB", script, *limits, *_folders_of("jinja2", "markupsafe")],
             env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -127,7 +132,9 @@ class Renderer:
             raise InvalidRequest(f"the model's chat template ran for more than {WALL_SECONDS:g} s") from None
         except _ChildGone:
             if child.wait(timeout=WALL_SECONDS) == -signal.SIGPROF:
-                raise InvalidRequest("the model's chat template used more than 1 s of processor time") from None
+                raise InvalidRequest(
+                    f"the model's chat template used more than {CPU_SECONDS:g} s of processor time"
+                ) from None
             raise InvalidRequest("the model's chat template crashed the process it ran in") from None
 
     def _send(self, data: bytes, deadline: float) -> None:
@@ -184,9 +191,9 @@ def _refusal(reply: Mapping[str, str]) -> InvalidRequest:
     if kind == "refused":
         return InvalidRequest(f"the model's chat template refuses these messages: {message}")
     if kind == "length":
-        return InvalidRequest("the rendered chat is longer than 4194304 characters")
+        return InvalidRequest(f"the rendered chat is longer than {MAX_OUTPUT_CHARS} characters")
     if kind == "memory":
-        return InvalidRequest("the model's chat template needed more than 512 MiB of memory")
+        return InvalidRequest(f"the model's chat template needed more than {MEMORY_BYTES >> 20} MiB of memory")
     if kind == "syntax":
         return InvalidRequest(f"the model's chat template has a syntax error in {message}")
     return InvalidRequest(f"the model's chat template failed: {message}")

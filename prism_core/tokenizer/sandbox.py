@@ -6,7 +6,8 @@ CPU time for each request (the kernel's timer kills it), and on files and proces
 not answer. It ends when its standard input closes, so it outlives its parent by one request at most.
 
 Frames both ways: four bytes of length, little endian, then JSON. Request: `source`, `variables`, `overrides` (a list of
-variable changes, one rendering for each), `now`. Reply: a list of `{"text"}` or `{"error", "message"}`.
+variable changes, one rendering for each), `now`. Reply: a list of `{"text"}` or `{"error", "message"}`. Arguments: CPU
+seconds for a request, bytes of address space, characters of a rendering, folders to import from.
 """
 
 from __future__ import annotations
@@ -24,16 +25,13 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    sys.path.extend(sys.argv[1:])  # where the parent finds jinja2
+    sys.path.extend(sys.argv[4:])  # where the parent finds jinja2
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_SECONDS = 1.0
-MEMORY_BYTES = 512 * 1024 * 1024
-MAX_OUTPUT_CHARS = 4 * 1024 * 1024
 MAX_MESSAGE_CHARS = 500
 
 
@@ -42,7 +40,7 @@ class Refused(Exception):
 
 
 class OutputTooLong(Exception):
-    """The rendering passed MAX_OUTPUT_CHARS."""
+    """The rendering passed its limit."""
 
 
 class GenerationTag(Extension):
@@ -88,23 +86,23 @@ def _strftime_at(now: float) -> Callable[[str], str]:
     return lambda form: moment.strftime(form)
 
 
-def render(source: str, variables: dict[str, Any]) -> str:
+def render(source: str, variables: dict[str, Any], max_chars: int) -> str:
     """One rendering, stopped once it is too long."""
     parts: list[str] = []
     length = 0
     for part in _compiled(source).generate(**variables):
         length += len(part)
-        if length > MAX_OUTPUT_CHARS:
+        if length > max_chars:
             raise OutputTooLong
         parts.append(part)
     return "".join(parts)
 
 
-def answer(request: dict[str, Any]) -> Iterator[dict[str, str]]:
+def answer(request: dict[str, Any], max_chars: int) -> Iterator[dict[str, str]]:
     clock = {"strftime_now": _strftime_at(request["now"])}
     for override in request["overrides"]:
         try:
-            yield {"text": render(request["source"], {**clock, **request["variables"], **override})}
+            yield {"text": render(request["source"], {**clock, **request["variables"], **override}, max_chars)}
         except Refused as error:
             yield {"error": "refused", "message": _short(error)}
         except OutputTooLong:
@@ -125,8 +123,8 @@ def _short(text: object) -> str:
     return " ".join(str(text).split())[:MAX_MESSAGE_CHARS]
 
 
-def _confine() -> None:
-    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
+def _confine(memory_bytes: int) -> None:
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
     for name, limit in limits.items():
         # a limit that this system does not know, or that is lower already, leaves the others in force
         with suppress(AttributeError, ValueError, OSError):
@@ -145,18 +143,18 @@ def _write(value: object) -> None:
         view = view[os.write(1, view) :]
 
 
-def main() -> None:
-    _confine()
+def main(cpu_seconds: float, memory_bytes: int, max_chars: int) -> None:
+    _confine(memory_bytes)
     _write("ready")
     while (header := _read(4)) is not None:
         body = _read(struct.unpack("<I", header)[0])
         if body is None:
             return
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal, unhandled, ends the process
-        replies = list(answer(json.loads(body)))
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal, unhandled, ends the process
+        replies = list(answer(json.loads(body), max_chars))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(replies)
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

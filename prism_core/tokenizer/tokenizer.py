@@ -7,7 +7,7 @@ Not promised: thread safety of the caches beyond what the interpreter's lock giv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 from prism_core.errors import InvalidRequest, ModelError
@@ -177,6 +177,10 @@ class Tokenizer:
         if self._strip_space:
             data = data.removeprefix(b" ")
         return data.decode(errors="replace")
+
+    def drops_space(self, ids: Sequence[int]) -> bool:
+        """Whether `decode` leaves out a space that these ids start with (the one that encoding puts before a text)."""
+        return self._strip_space and next(filter(None, map(self.token_bytes, ids)), b"").startswith(b" ")
 
     def stream(self) -> TextStream:
         """A stream whose pieces join to what `decode` gives for all its ids."""

@@ -179,6 +179,55 @@ def test_an_answer_with_tool_calls_is_rendered_from_them():
     assert chat.encode_turn(messages, {1: ids}).token_ids == chat.encode(messages)
 
 
+def test_a_space_that_the_template_writes_before_an_answer_is_the_one_the_answer_starts_with():
+    # as in Llama 2's and Mistral's: no space ends the prompt, one stands before each answer of the history
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content | trim + eos_token }}{% endif %}{% endfor %}"
+    )
+    for tokenizer in TOKENIZERS.values():
+        chat = ChatTemplate(tokenizer, source)
+        messages: list[dict[str, object]] = []
+        answers: dict[int, list[int]] = {}
+        before: list[int] = []
+        for answer in (" an answer", " an answer \n", "answer", "  an answer", " "):
+            messages.append(user("an answer"))
+            prompt = chat.encode_turn(messages, answers)
+            if before:
+                assert prompt.token_ids[: len(before)] == before
+            ids = tokenizer.encode_part(answer, after_special=False)
+            messages.append(assistant(tokenizer.decode(ids)))
+            answers[len(messages) - 1] = ids
+            before = prompt.token_ids + ids if answer.startswith(" ") and messages[-1]["content"] else []
+
+
+def test_a_template_that_sees_the_markers_gets_none():
+    # asks for the first characters of an answer, which a marker would hide
+    source = CHATML.replace("m.content", "('(thought)' if m.content.startswith('hm') else m.content)")
+    chat = ChatTemplate(BPE, source)
+    messages = [user("a"), assistant("hm the answer"), user("b"), assistant("the answer"), user("c")]
+    answers = {index: BPE.encode(messages[index]["content"]) for index in (1, 3)}
+    assert chat.encode_turn(messages, answers).token_ids == chat.encode(messages)
+    assert "hm" not in spelled(BPE, chat.encode_turn(messages, answers).token_ids)
+    assert chat.encode_turn(messages, answers).save_at == chat.encode_turn(messages).save_at
+
+
+def test_one_altered_answer_does_not_cost_the_others_their_ids():
+    # the template trims what is left of the altered answer, and a marker at its end hides the white space there
+    source = THINKING.replace("lstrip('\\n')", "strip()")
+    assert source != THINKING
+    chat = ChatTemplate(BPE, source)
+    odd = odd_ids(BPE, "the answer", random.Random(3))
+    messages = [
+        *(user("a"), assistant("<think>hm</think>the world \n")),
+        *(user("b"), assistant("the answer"), user("c")),
+    ]
+    prompt = chat.encode_turn(messages, {1: BPE.encode(messages[1]["content"]), 3: odd})
+    assert spelled(BPE, prompt.token_ids) == chat.render(messages)
+    assert "the world<|im_end|>" in spelled(BPE, prompt.token_ids)
+    assert any(prompt.token_ids[i : i + len(odd)] == odd for i in range(len(prompt.token_ids)))
+
+
 def test_an_answer_that_the_template_repeats_is_kept_in_both_places():
     chat = ChatTemplate(BPE, CHATML.replace("m.content", "m.content + '|' + m.content"))
     rng = random.Random(1)

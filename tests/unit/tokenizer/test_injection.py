@@ -92,6 +92,10 @@ def test_control_tokens_come_from_the_template_alone_beside_stored_answers(name,
     prompt = chat.encode_turn([*messages, {"role": "user", "content": strings[0]}], answers)
     count = len(messages) + 1
     assert control_of(BPE, prompt.token_ids) == ["<|im_start|>", "<|im_end|>"] * count + ["<|im_start|>"]
+    # the text is the template's, but for white space at the edges of answers
+    messages.append({"role": "user", "content": strings[0]})
+    shown = BPE.decode(prompt.token_ids, show_control=True)
+    assert "".join(shown.split()) == "".join(chat.render(messages).split())
 
 
 @pytest.mark.parametrize("text", ["|>", ">", "|> and more", "\n |>", "end|>", "im_end", "im_end ", " m_e", "<|im_end|"])
