@@ -3,7 +3,7 @@
     python -m ops.bench.chaos --model MODEL.gguf --minutes 5 --kills 300 --seed 7
 
 Faults: SIGKILL of a worker, SIGSTOP of a worker, often for longer than its lease, and then SIGCONT, CLIENT KILL of all
-connections, SIGKILL of the broker. Load: conversations whose turns are all submitted at once, and single requests, greedy
+connections, SIGKILL of the broker. Load: conversations whose turns are all submitted at once, single requests, greedy
 and sampled, some cancelled, some read slowly. Checked for each request, by a reader that shares no code with writers:
 every event once and in order, ids equal to those of a bare Runtime in this process, one end, the record and RQ's record
 final; for each conversation: order, no overlap, a complete transcript; for the pool: nothing left behind.
@@ -151,17 +151,20 @@ class Chaos:
         at_once: int = 12,
         tokens: tuple[int, int] = (20, 120),
         opener: str = DEFAULT_OPENER,
+        oracle: str = "",
         faults: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`at_once`: requests kept open; `tokens`: least and most of a request; `faults`: weights by name."""
+        """`at_once`: requests kept open; `tokens`: least and most of one; `faults`: weights by name; `oracle`: what
+        to open for the expected answers, if not `model` itself."""
         self.random = random.Random(seed)
         self.report = Report(seed)
         self._workers, self._kills, self._minutes = workers, kills, minutes
         self._at_once, self._tokens = at_once, tokens
         self._faults = dict(FAULTS if faults is None else faults)
         self._model, self._opener, self._environment = model, opener, dict(environment or {})
+        self._oracle_model = oracle or model
         self._say = say
         self._asks: list[Ask] = []
         self._open: set[str] = set()
@@ -174,7 +177,9 @@ class Chaos:
         self._say(f"chaos seed {self.report.seed}")
         with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as home, self._pool(Path(home)):
             self._storm(began + self._minutes * 60)
+            self._say(f"storm over at {time.monotonic() - began:.1f} s")
             self._calm()
+            self._say(f"calm at {time.monotonic() - began:.1f} s")
             self._verify()
         self.report.seconds = time.monotonic() - began
         return self.report
@@ -188,7 +193,7 @@ class Chaos:
         self._raw = redis.Redis.from_url(share.url)
         self._scripts = Scripts(self._client, self._config)
         self._ear = Ear(redis.Redis.from_url(share.url))
-        self._oracle = Oracle(resolve(self._opener)(self._model, threads=1, context_tokens=None))
+        self._oracle = Oracle(resolve(self._opener)(self._oracle_model, threads=1, context_tokens=None))
         self._supervisor = Supervisor(
             WorkerConfig(model=self._model, redis_url=share.url),
             self._workers,

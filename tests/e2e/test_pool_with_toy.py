@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from ops.bench.watch import Story
 from prism_core.runtime import Generation, Limits, Runtime
-from tests.pool import FAST, Pool, Story, wait_for
+from tests.pool import FAST, Pool, wait_for
 from tests.toy import ToyModel
 
 STEP_S = 0.004
