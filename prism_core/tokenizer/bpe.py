@@ -20,6 +20,7 @@ from prism_core.tokenizer.pretokenizers import PreTokenizer
 from prism_core.tokenizer.vocabulary import BYTE_TO_CHAR, CONTROL, MAX_MERGES, UNKNOWN, Vocabulary
 
 MAX_PIECE_BYTES: Final = 64 * 1024
+WINDOW_CHARS: Final = 32 * 1024
 
 
 class BpeEncoder:
@@ -45,19 +46,48 @@ class BpeEncoder:
         )
 
     def encode(self, text: str, after_special: bool = True) -> list[int]:
-        """Ids of a text of at most MAX_INPUT_BYTES; InvalidRequest if one of its pieces is too long."""
-        if len(text) > MAX_PIECE_BYTES // 4:
-            self._check_pieces(text)
+        """Ids of a text of at most MAX_INPUT_BYTES; InvalidRequest if one of its pieces is too long.
+
+        A long text goes window by window: the library keeps the interpreter's lock during a call, and a worker's other
+        threads (its heartbeat) must not wait for seconds.
+        """
+        if len(text) <= MAX_PIECE_BYTES // 4:
+            return self._encode(text)
+        ids: list[int] = []
+        place = 0
+        while place < len(text):
+            cut = self._cut(text, place)
+            ids += self._encode(text[place:cut])
+            place = cut
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [index for index in ids if index < self._limit] if self._drop else ids
 
-    def _check_pieces(self, text: str) -> None:
-        for piece, _ in self._splits.pre_tokenize_str(text):
-            if len(piece) > MAX_PIECE_BYTES // 4 and len(piece.encode()) > MAX_PIECE_BYTES:
-                raise InvalidRequest(
-                    f"the text holds an unbroken piece of {len(piece.encode())} bytes, starting {piece[:20]!r}; "
-                    f"at most {MAX_PIECE_BYTES} bytes may stand without a break"
-                )
+    def _cut(self, text: str, place: int) -> int:
+        """An end of a piece, about a window after `place`, that the text beyond the window has no part in.
+
+        The rules look ahead by one character and back by none, so only the last piece of a window, and the run of
+        white space before it, may go on differently in the whole text.
+        """
+        size = WINDOW_CHARS
+        while True:
+            pieces = self._splits.pre_tokenize_str(text[place : place + size])
+            for piece, _ in pieces:
+                if len(piece) > MAX_PIECE_BYTES // 4 and len(piece.encode()) > MAX_PIECE_BYTES:
+                    raise InvalidRequest(
+                        f"the text holds an unbroken piece of {len(piece.encode())} bytes or more, starting "
+                        f"{piece[:20]!r}; at most {MAX_PIECE_BYTES} bytes may stand without a break"
+                    )
+            if place + size >= len(text):
+                return len(text)
+            index = len(pieces) - 1
+            while index > 0 and pieces[index - 1][0].isspace():
+                index -= 1
+            if index > 0:
+                return place + int(pieces[index][1][0])
+            size *= 2
 
 
 def _merges(metadata: Mapping[str, object], vocabulary: Vocabulary, control: set[int]) -> list[tuple[str, str]]:

@@ -115,6 +115,36 @@ WHOLE = {
 PLAIN = {pre: Tokenizer.from_metadata(metadata) for pre, metadata in WHOLE.items()}
 
 
+@pytest.mark.parametrize("pre", sorted(RULES))
+@pytest.mark.parametrize("window", [1, 2, 7])
+def test_a_text_cut_into_windows_has_the_pieces_of_the_whole(pre, window, monkeypatch):
+    monkeypatch.setattr("prism_core.tokenizer.bpe.WINDOW_CHARS", window)
+    monkeypatch.setattr("prism_core.tokenizer.bpe.MAX_PIECE_BYTES", 200)
+    rng = random.Random(window)
+    for _ in range(40):
+        parts = [
+            "a",
+            "1",
+            " ",
+            "  ",
+            "\n",
+            "\r\n",
+            "'s",
+            "'re",
+            ".",
+            "!!",
+            "é",
+            "日",
+            "\t",
+            "-\n",
+            "$",
+            "123",
+            "\u0301",
+        ]
+        text = "".join(rng.choice(parts) for _ in range(60))
+        assert PLAIN[pre].encode(text, add_bos=False) == slow_ids(text, WHOLE[pre], pre), repr(text)
+
+
 @given(st.text())
 def test_every_text_comes_back_byte_by_byte(text):
     tokenizer = PLAIN["qwen2"]
