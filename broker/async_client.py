@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,15 @@ class AsyncClient:
         self.owner = keys.owner_of(api_key)
         self._url = url
         self._home = home
+        self._source: AsyncClient | None = None
         self._open: _Open | None = None
         self._opening = asyncio.Lock()
+
+    def for_key(self, api_key: str | None) -> AsyncClient:
+        """A client of another owner over the same connections; closing it closes nothing."""
+        other = AsyncClient(self._url, api_key=api_key, config=self.config, home=self._home)
+        other._source = self._source or self
+        return other
 
     async def __aenter__(self) -> AsyncClient:
         await self.opened()
@@ -108,7 +116,11 @@ class AsyncClient:
     async def opened(self) -> _Open:
         """The connection, made now if need be; the checks run in a thread."""
         async with self._opening:
-            if self._open is None:
+            if self._open is None and self._source is not None:
+                source = await self._source.opened()
+                reader = AsyncReader(source.redis, source.hub, self.config, self.owner)
+                self._open = dataclasses.replace(source, reader=reader)
+            elif self._open is None:
                 connection = await asyncio.to_thread(connect, self._url, home=self._home)
                 client = connection.asynchronous()
                 hub = AsyncHub(client)
@@ -118,11 +130,11 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections of this client."""
-        if self._open is not None:
+        if self._open is not None and self._source is None:
             await self._open.hub.close()
             await self._open.redis.aclose()
             self._open.connection.close()
-            self._open = None
+        self._open = None
 
     async def submit(
         self,

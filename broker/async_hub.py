@@ -128,8 +128,9 @@ class AsyncHub:
         while not self._commands.empty():
             self._commands.get_nowait()
         for channel, waiting in list(self._channels.items()):
-            for subscription in waiting:
-                subscription.miss()
+            if self._acks[channel].is_set():
+                for subscription in waiting:
+                    subscription.miss()
             await connection.send_command("SUBSCRIBE", channel, check_health=False)
 
     async def _write(self, connection: Any) -> None:

@@ -28,6 +28,8 @@ class AsyncReader:
         self._hub = hub
         self._config = config
         self._owner = owner
+        self.replays = 0
+        """How often a live stream had to be repaired from the log."""
 
     async def events(
         self, request: str, after: str | int | None = None, timeout_s: float | None = None
@@ -37,13 +39,16 @@ class AsyncReader:
         subscription = await self._hub.subscribe(keys.request(request), self._config.reader_queue)
         try:
             stream = await self._open(request, after, deadline)
-            messages: list[bytes] | None = None
+            messages: list[bytes] | None = []
             while not stream.ended:
+                if messages is None:
+                    self.replays += 1
                 if messages:
                     for event in stream.from_channel(messages):
                         if event is not None:
                             yield event
                             continue
+                        self.replays += 1
                         async for logged in self._from_log(stream, deadline):
                             yield logged
                 else:

@@ -20,7 +20,7 @@ from typing import Any
 from broker import admin, calls, keys, transcript
 from broker.calls import Cancelled, Record
 from broker.config import PoolConfig
-from broker.connect import connect
+from broker.connect import Connection, connect
 from broker.events import TERMINAL, Event
 from broker.failures import translated
 from broker.hub import Hub
@@ -101,13 +101,25 @@ class Client:
         home: Path | None = None,
     ) -> None:
         """`url`: see `broker.connect`; None is PRISM_REDIS_URL or the embedded broker. `api_key` names the owner."""
-        self.config = config or PoolConfig()
-        self.owner = keys.owner_of(api_key)
-        self.connection = connect(url, home=home)
-        self.redis = self.connection.redis
-        self._run = Scripts(self.redis, self.config).run
-        self._hub = Hub(self.redis)
-        self.reader = Reader(self.redis, self._hub, self.config, self.owner)
+        connection = connect(url, home=home)
+        self._bind(connection, Hub(connection.redis), config or PoolConfig(), keys.owner_of(api_key))
+
+    def _bind(self, connection: Connection, hub: Hub, config: PoolConfig, owner: str) -> None:
+        self.config = config
+        self.owner = owner
+        self.connection = connection
+        self.redis = connection.redis
+        self._run = Scripts(self.redis, config).run
+        self._hub = hub
+        self._shares = False
+        self.reader = Reader(self.redis, hub, config, owner)
+
+    def for_key(self, api_key: str | None) -> Client:
+        """A client of another owner over the same connections; closing it closes nothing."""
+        other = object.__new__(Client)
+        other._bind(self.connection, self._hub, self.config, keys.owner_of(api_key))
+        other._shares = True
+        return other
 
     def __enter__(self) -> Client:
         return self
@@ -117,6 +129,8 @@ class Client:
 
     def close(self) -> None:
         """Close all connections of this client."""
+        if self._shares:
+            return
         self._hub.close()
         self.connection.close()
 

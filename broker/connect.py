@@ -11,6 +11,7 @@ survives a blind resend; after the last try they become `BrokerUnavailable`. Pas
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -92,8 +93,6 @@ async def connect_async(
     url: str | None = None, *, home: Path | None = None, tries: int = TRIES
 ) -> tuple[aredis.Redis, Connection]:
     """The same for asyncio: the checks run in a thread, so the loop is not held up."""
-    import asyncio
-
     found = await asyncio.to_thread(connect, url, home=home, tries=tries)
     return found.asynchronous(), found
 
@@ -138,6 +137,21 @@ class _Reviving(UnixDomainSocketConnection):
             raise
 
 
+class _AsyncReviving(aredis.UnixDomainSocketConnection):
+    """The same for asyncio."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._home = home
+
+    async def _connect(self) -> None:
+        try:
+            await super()._connect()  # type: ignore[no-untyped-call]
+        except (FileNotFoundError, ConnectionRefusedError):
+            await asyncio.to_thread(embedded.revive, self._home)
+            raise
+
+
 def _asynchronous(pool: redis.ConnectionPool, options: dict[str, Any]) -> aredis.Redis:
     """An asyncio pool with the settings of `pool`."""
     settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _SYNC_ONLY}
@@ -146,13 +160,13 @@ def _asynchronous(pool: redis.ConnectionPool, options: dict[str, Any]) -> aredis
     settings.update(options)
     kind: type[aredis.Connection] = aredis.Connection
     if "path" in settings:
-        kind = aredis.UnixDomainSocketConnection  # type: ignore[assignment]
+        kind = _AsyncReviving if "home" in settings else aredis.UnixDomainSocketConnection  # type: ignore[assignment]
     elif issubclass(pool.connection_class, redis.SSLConnection):
         kind = aredis.SSLConnection
     return aredis.Redis.from_pool(aredis.ConnectionPool(connection_class=kind, **settings))
 
 
-_SYNC_ONLY = frozenset(("retry", "home", "maint_notifications_config", "oss_cluster_maint_notifications_handler"))
+_SYNC_ONLY = frozenset(("retry", "maint_notifications_config", "oss_cluster_maint_notifications_handler"))
 
 
 def _examine(client: redis.Redis, url: str) -> list[str]:

@@ -8,6 +8,7 @@ __all__ = [
     "BrokerFull",
     "BrokerUnavailable",
     "BrokerUnsuitable",
+    "ClientClosed",
     "Conflict",
     "Gone",
     "InvalidCursor",
@@ -31,6 +32,10 @@ class BrokerFull(BrokerUnavailable):
 
 class BrokerUnsuitable(PrismError):
     """The server is no broker for Prism: too old, evicting keys, a cluster, or not ours to use."""
+
+
+class ClientClosed(PrismError):
+    """The client was closed, or is used in another process than the one that made it."""
 
 
 class NotFound(PrismError, LookupError):

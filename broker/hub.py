@@ -18,6 +18,8 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
+from broker.errors import ClientClosed
+
 __all__ = ["Hub", "Subscription"]
 
 ACK_S = 2.0
@@ -84,11 +86,11 @@ class Hub:
     def subscribe(self, channel: str, limit: int) -> Subscription:
         """A subscription that the server has acknowledged; without an acknowledgement in time it begins as `missed`."""
         if self._pid != os.getpid():
-            raise RuntimeError("a client cannot be used after fork: make a new one in the child")
+            raise ClientClosed("a client cannot be used after fork: make a new one in the child")
         subscription = Subscription(self, channel, limit)
         with self._lock:
             if self._closed:
-                raise RuntimeError("the client is closed")
+                raise ClientClosed("the client is closed")
             self._channels.setdefault(channel, []).append(subscription)
             ack = self._acks.get(channel)
             if ack is None:
@@ -149,8 +151,9 @@ class Hub:
             self._connection = connection
             for channel, waiting in self._channels.items():
                 self._send("SUBSCRIBE", channel)
-                for subscription in waiting:
-                    subscription.miss()
+                if self._acks[channel].is_set():
+                    for subscription in waiting:
+                        subscription.miss()
 
     def _disconnect(self) -> None:
         with self._lock:

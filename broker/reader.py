@@ -36,6 +36,8 @@ class Reader:
         self._hub = hub
         self._config = config
         self._owner = owner
+        self.replays = 0
+        """How often a live stream had to be repaired from the log."""
 
     def events(self, request: str, after: str | int | None = None, timeout_s: float | None = None) -> Iterator[Event]:
         """Events after `after` (see `Stream`) until the end, or `ResultTimeout` after `timeout_s` in all."""
@@ -43,8 +45,10 @@ class Reader:
         subscription = self._hub.subscribe(keys.request(request), self._config.reader_queue)
         try:
             stream = self._open(request, after, deadline)
-            messages: list[bytes] | None = None
+            messages: list[bytes] | None = []
             while not stream.ended:
+                if messages is None:
+                    self.replays += 1
                 if messages:
                     yield from self._from_channel(stream, messages, deadline)
                 else:
@@ -75,6 +79,7 @@ class Reader:
     def _from_channel(self, stream: Stream, messages: list[bytes], deadline: float | None) -> Iterator[Event]:
         for event in stream.from_channel(messages):
             if event is None:
+                self.replays += 1
                 yield from self._from_log(stream, deadline)
             else:
                 yield event

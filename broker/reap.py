@@ -21,7 +21,7 @@ from broker.errors import NotFound
 from broker.failures import translated
 from broker.lua import Scripts
 
-__all__ = ["Reaper", "Sweep", "drain", "reap"]
+__all__ = ["Reaper", "Sweep", "drain", "reap", "rescue"]
 
 Run = Callable[..., Any]
 
@@ -43,6 +43,12 @@ def reap(
         total += reply[1]
         if what == "done":
             return total
+
+
+def rescue(run: Run, request: str, worker: str) -> str:
+    """Take one request away from `worker`: moved, closed, final (it had ended) or not_there."""
+    answer: str = run("rescue", [keys.request(request)], [request, worker, "worker_lost"]).decode()
+    return answer
 
 
 def drain(run: Run, worker: str) -> int:

@@ -156,7 +156,10 @@ class RequestSpec:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 raise InvalidRequest(f"unknown option {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
-        return cls(**dict(options))
+        given = dict(options)
+        if isinstance(given.get("stop"), str):
+            given["stop"] = [given["stop"]]
+        return cls(**given)
 
     def digest(self) -> str:
         """Hash of everything asked for, so that a repeated submission can be told from another one."""

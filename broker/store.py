@@ -40,6 +40,9 @@ from broker.spec import RequestSpec
 from broker.transcript import TurnCommit, TurnRecord
 from prism_core import codec
 
+LONGEST_WAIT_S = 4.0
+"""A blocking pop must end before the socket's own time-out (5 s)."""
+
 __all__ = ["Beat", "Claim", "Flags", "Lease", "Outcome", "WorkerStore"]
 
 
@@ -246,7 +249,10 @@ class WorkerStore:
         """Sleep until the bell rings or `timeout_s` (default `bell_wait_ms`) passed; True if it rang."""
         seconds = self.config.bell_wait_ms / 1000 if timeout_s is None else timeout_s
         with translated():
-            return self.redis.blpop([keys.worker(self.worker) + ":bell"], timeout=max(seconds, 0.01)) is not None
+            return (
+                self.redis.blpop([keys.worker(self.worker) + ":bell"], timeout=min(max(seconds, 0.01), LONGEST_WAIT_S))
+                is not None
+            )
 
     def drain(self) -> int:
         """Ask for no new turns and place the queued ones elsewhere; the running one goes on. Returns how many were

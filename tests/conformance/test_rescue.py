@@ -6,6 +6,7 @@ import pytest
 
 from broker import keys
 from broker.errors import NotFound, NotMember
+from broker.reap import rescue
 from broker.store import WorkerStore
 from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, play, tokens
 
@@ -26,6 +27,22 @@ def test_a_lost_worker_s_turn_goes_on_elsewhere_at_the_next_token(rig: Rig) -> N
     check_stream(stream)
     assert tokens(stream) == [1, 2, 3, 4]
     assert [event.data["why"] for event in stream if event.kind == "moved"] == ["worker_lost"]
+    check_settled(rig)
+
+
+def test_one_request_is_rescued_alone_and_only_from_where_it_runs(rig: Rig) -> None:
+    first = rig.worker("w1")
+    request = rig.submit().request
+    assert rescue(rig.scripts.run, request, "w1") == "not_there"
+    claim = must_take(first)
+    assert rescue(rig.scripts.run, request, "w2") == "not_there"
+    assert rescue(rig.scripts.run, request, "w1") == "moved"
+    assert rescue(rig.scripts.run, request, "w1") == "not_there"
+    assert first.poll(request, claim.epoch).status == "fenced"
+    claim = must_take(first)
+    end(first, claim, settle=False)
+    assert rescue(rig.scripts.run, request, "w1") == "final"
+    assert rescue(rig.scripts.run, keys.new_ulid(), "w1") == "not_there"
     check_settled(rig)
 
 

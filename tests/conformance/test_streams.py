@@ -270,7 +270,7 @@ def test_repeated_and_reordered_live_messages_change_nothing(rig: Rig, side: Any
     check_stream(reading.wait())
 
 
-def test_cut_pubsub_connections_lose_nothing(rig: Rig, side: Any) -> None:
+def test_cut_pubsub_connections_lose_nothing(rig: Rig, side: Any, kind: str) -> None:
     worker = rig.worker()
     request = rig.submit().request
     reading = Collecting(side.events(request))
@@ -284,6 +284,8 @@ def test_cut_pubsub_connections_lose_nothing(rig: Rig, side: Any) -> None:
     got = reading.wait()
     check_stream(got)
     assert tokens(got) == list(range(200))
+    reader = side.client.reader if kind == "sync" else side.client._open.reader
+    assert reader.replays > 0
 
 
 def test_a_slow_reader_overflows_its_queue_and_still_sees_everything(
@@ -311,6 +313,33 @@ def test_a_slow_reader_overflows_its_queue_and_still_sees_everything(
         assert tokens(got) == list(range(500))
     finally:
         side.close()
+
+
+def test_clients_of_several_keys_share_the_connections_of_one_process(rig: Rig, side: Any, kind: str) -> None:
+    views = [side.client.for_key(key) for key in ("sk-a", "sk-b")]
+    before = len(rig.redis.client_list())
+    if kind == "sync":
+        requests = [view.submit(prompt="hello") for view in views]
+        for view, other in ((0, 1), (1, 0)):
+            with pytest.raises(NotFound):
+                views[view].request(requests[other].id)
+        assert [view.request(item.id).cancel() for view, item in zip(views, requests, strict=True)] == ["cancelled"] * 2
+        assert [list(item.events())[-1].state for item in requests] == ["cancelled"] * 2
+        views[0].close()
+    else:
+
+        async def use() -> None:
+            requests = [await view.submit(prompt="hello") for view in views]
+            for view, other in ((0, 1), (1, 0)):
+                with pytest.raises(NotFound):
+                    await views[view].request(requests[other].id)
+            assert [await item.cancel() for item in requests] == ["cancelled"] * 2
+            assert [[e async for e in item.events()][-1].state for item in requests] == ["cancelled"] * 2
+            await views[0].close()
+
+        side.run(use())
+    assert len(rig.redis.client_list()) <= before + 2
+    assert side.submit(prompt="still open").outcome == "placed"
 
 
 def test_many_readers_share_one_pubsub_connection(rig: Rig, side: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_spec_of_each_kind_of_input_comes_back() -> None:
         ({"prompt": "a", "presence_penalty": float("inf")}, "presence_penalty"),
         ({"prompt": "a", "seed": -1}, "seed"),
         ({"prompt": "a", "seed": 1 << 64}, "seed"),
-        ({"prompt": "a", "stop": "x"}, "stop must be a list"),
+        ({"prompt": "a", "stop": 5}, "stop must be a list"),
         ({"prompt": "a", "stop": [""]}, "each stop"),
         ({"prompt": "a", "stop": ["x"] * 17}, "at most 16"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
