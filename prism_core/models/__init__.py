@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prism_core.errors import ModelError
-from prism_core.gguf import GgufFile
+from prism_core.gguf import GgufFile, TensorType
 from prism_core.models.graph import Graph
 from prism_core.models.hyper import read_hyper
 from prism_core.models.rotation import Rotation
@@ -29,6 +29,8 @@ NOT_LANGUAGE_MODELS = {
     "whisper": "a speech recogniser",
 }
 EMBEDDING = "token_embd.weight"
+PLAIN_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
+"""What norms, biases and other small tensors may be stored as."""
 
 
 def check_architecture(name: str) -> None:
@@ -63,4 +65,8 @@ def build_graph(file: GgufFile, coding_of: Callable[[str], Coding], named_tokens
     )
     architecture.build(graph)
     graph.refuse_unread()
+    for name, use in graph.tensors.items():
+        kind = file.tensors[name].type
+        if not use.matrix and kind not in PLAIN_TYPES:
+            raise ModelError(f"tensor {name} must be F32, F16 or BF16, not {kind.name}")
     return graph

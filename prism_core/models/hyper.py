@@ -161,11 +161,10 @@ def read_rope(keys: Keys, head_dim: int, context: int, base_key: str = "rope.fre
     if base <= 1.0:
         raise ModelError(f"{keys.architecture}.{base_key} must be above 1, not {base:g}")
     scaling = keys.text("rope.scaling.type", ("none", "linear", "yarn"), "linear")
-    old = "rope.scale_linear"
-    key = "rope.scaling.factor" if keys.has("rope.scaling.factor") or not keys.has(old) else old
-    factor = keys.real(key, 0.0, 1e6, default=1.0)
-    if factor == 0.0:
-        factor = 1.0  # the convention of older converters for "not scaled"
+    if keys.has("rope.scaling.factor"):
+        factor = _positive(keys, "rope.scaling.factor", 1e6)
+    else:
+        factor = keys.real("rope.scale_linear", 0.0, 1e6, default=1.0) or 1.0  # there, 0 meant "not scaled"
     if scaling == "none" or (scaling == "linear" and factor == 1.0):
         return Rope(dims, base)
     attention_factor = _positive(keys, "rope.scaling.attn_factor", 1e3, default=1.0)
