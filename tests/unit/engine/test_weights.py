@@ -1,0 +1,160 @@
+"""The shared file of packed weights: found, made once, replaced, never trusted half-written, held to its size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ops.bench import synthetic
+from prism_core import open_model, weights
+from prism_core.model import Model
+from tests.unit.engine.stepping import after, random_ids
+
+IDS = random_ids(1, 12, 500)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PRISM_HOME of its own, whose compiled kernels are the shared ones."""
+    from prism_core.home import prism_home
+
+    (tmp_path / "home").mkdir()
+    compiled = prism_home() / "numba"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "home" / "numba").symlink_to(compiled.resolve())
+    monkeypatch.setenv("PRISM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return synthetic.qwen3(tmp_path / "model.gguf", layers=1, vocab=512)
+
+
+def logits_of(path: Path, **options: Any) -> Any:
+    with open_model(path, **options) as model:
+        return after(model.decoder(), IDS)
+
+
+def packed(home: Path) -> list[Path]:
+    return sorted((home / "packed").glob("*"))
+
+
+def loaded(path: Path) -> Model:
+    model = open_model(path)
+    model.load()
+    return model
+
+
+def test_the_second_start_packs_nothing(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = logits_of(path)
+    (file,) = packed(home)
+    assert file.name.startswith(open_model(path).identity.partition("+")[0])
+
+    def fail(*_: Any) -> Any:
+        raise AssertionError("packed again")
+
+    monkeypatch.setattr(weights.Layout, "pack", fail)
+    assert np.array_equal(logits_of(path), first)
+
+
+def test_workers_map_one_copy_of_the_file(path: Path, home: Path) -> None:
+    models = [loaded(path), loaded(path)]
+    (file,) = packed(home)
+    status = file.stat()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert sum(line.endswith(str(file)) and f" {status.st_ino} " in line and "r--s" in line for line in maps) == 2
+    for model in models:
+        assert model._weights is not None
+        assert model._weights.shared
+        model.close()
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "empty", "header", "directory"])
+def test_a_damaged_file_is_made_again(path: Path, home: Path, damage: str) -> None:
+    first = logits_of(path)
+    (file,) = packed(home)
+    whole = file.read_bytes()
+    file.unlink()
+    if damage == "directory":
+        file.mkdir()
+        assert np.array_equal(logits_of(path), first)  # from private memory: a directory cannot be replaced
+        return
+    file.write_bytes({"short": whole[:-1], "long": whole + b"x", "empty": b"", "header": b"X" + whole[1:]}[damage])
+    assert np.array_equal(logits_of(path), first)
+    assert packed(home) == [file]
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_costs_memory_only(path: Path, home: Path) -> None:
+    (home / "packed").write_text("in the way")
+    with loaded(path) as model:
+        assert model._weights is not None
+        assert not model._weights.shared
+        private = after(model.decoder(), IDS)
+    (home / "packed").unlink()
+    assert np.array_equal(logits_of(path), private)
+
+
+def test_an_interrupted_pack_leaves_nothing_behind(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = weights.Layout.pack
+
+    def interrupted(self: weights.Layout, name: str, tensor: Any) -> Any:
+        if name.startswith("output"):
+            raise KeyboardInterrupt
+        return whole(self, name, tensor)
+
+    monkeypatch.setattr(weights.Layout, "pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        logits_of(path)
+    assert packed(home) == []
+
+
+def test_exact_weights_do_not_mix_with_packed_ones(path: Path, home: Path) -> None:
+    exact, usual = logits_of(path, exact=True), logits_of(path)
+    assert len(packed(home)) == 2
+    assert not np.array_equal(exact, usual)
+    assert np.array_equal(logits_of(path, exact=True), exact)
+
+
+def test_the_folder_may_vanish_while_a_model_runs(path: Path, home: Path) -> None:
+    with loaded(path) as model:
+        for file in packed(home):
+            file.unlink()
+        running = after(model.decoder(), IDS)
+    assert np.array_equal(logits_of(path), running)
+
+
+def test_the_least_recently_used_files_go_when_the_cap_is_reached(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [synthetic.qwen3(tmp_path / f"{n}.gguf", layers=1, vocab=512, seed=n) for n in range(4)]
+    kept: dict[int, Path] = {}
+    for number in range(3):
+        loaded(paths[number]).close()
+        (kept[number],) = set(packed(home)) - set(kept.values())
+        os.utime(kept[number], (1000 + number, 1000 + number))
+    loaded(paths[0]).close()  # used again: now the newest
+    monkeypatch.setenv("PRISM_PACKED_BYTES", str(3 * kept[0].stat().st_size))
+    loaded(paths[3]).close()
+    left = set(packed(home))
+    assert kept[1] not in left
+    assert {kept[0], kept[2]} < left
+    assert len(left) == 3
+
+
+def test_a_model_file_that_changed_is_not_run_from_old_weights(path: Path, home: Path) -> None:
+    from prism_core import ModelError
+
+    first = logits_of(path)
+    model = open_model(path)
+    other = synthetic.qwen3(path.with_name("other.gguf"), layers=1, vocab=512, seed=9)
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(ModelError, match="changed since it was opened"):
+        model.decoder()
+    assert not np.array_equal(logits_of(path), first)
+    assert len(packed(home)) == 2
