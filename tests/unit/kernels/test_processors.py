@@ -16,9 +16,9 @@ from prism_core.kernels.target import target
 
 ROOT = Path(prism_core.__file__).parents[1]
 PROGRAM = Path(__file__).parent / "family_checks.py"
-QUICK = ("Q4_1", "Q8_0", "MXFP4", "Q2_K", "Q6_K")
+QUICK = ("Q4_1", "Q8_0", "Q6_K")
 """One of each kind of arithmetic."""
-REST = ("Q4_0", "Q5_0", "Q5_1", "IQ4_NL", "Q3_K", "Q4_K", "Q5_K", "F32", "F16", "BF16")
+REST = ("Q4_0", "MXFP4", "Q2_K", "Q5_0", "Q5_1", "IQ4_NL", "Q3_K", "Q4_K", "Q5_K", "F32", "F16", "BF16")
 
 FUSED = {
     "AVX2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
@@ -29,6 +29,7 @@ FUSED = {
     },
 }
 PLAIN = {
+    "AVX": {"NUMBA_CPU_NAME": "ivybridge", "NUMBA_CPU_FEATURES": ""},
     "SSSE3": {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": ""},
     "SSE2": {"NUMBA_CPU_NAME": "generic"},
 }

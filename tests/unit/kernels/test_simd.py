@@ -16,6 +16,7 @@ PROGRAM = Path(__file__).parent / "simd_checks.py"
 FORMS = {
     "host": {},
     "AVX2 without VNNI": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
+    "AVX without AVX2": {"NUMBA_CPU_NAME": "ivybridge", "NUMBA_CPU_FEATURES": ""},
     "SSSE3 without AVX2": {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": ""},
     "plain SSE2": {"NUMBA_CPU_NAME": "generic"},
 }
