@@ -22,6 +22,7 @@ from typing import Any
 
 from broker.config import PoolConfig
 from broker.connect import connect
+from broker.errors import BrokerUnsuitable
 from broker.store import WorkerStore
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.runtime import Generation, Runtime
@@ -31,6 +32,7 @@ from workers.config import WorkerConfig
 from workers.worker import TurnWorker, incarnation, lease_for
 
 EXIT_UNUSABLE = 2
+MAX_REPORT_BYTES = 2000  # less than a pipe holds, so that nobody need be reading
 DEFAULT_OPENER = "prism_core.model:open_model"
 PR_SET_PDEATHSIG = 1
 
@@ -63,15 +65,26 @@ class Orders:
 
 
 def main() -> int:
-    """Reads the orders, opens the model, works. Returns the exit code."""
+    """Reads the orders, opens the model, works. Returns the exit code; a reason for 2 goes to standard output."""
     orders = Orders.from_json(sys.stdin.readline())
     die_with(orders.parent)
     logs.set_up()
+    report = take_stdout()
     try:
         return run(orders)
-    except (InvalidRequest, ModelError) as error:
+    except (InvalidRequest, ModelError, BrokerUnsuitable) as error:
         log.error("worker cannot start", extra={"worker": orders.name, "error": str(error)})
+        os.write(report, " ".join(str(error).split()).encode()[:MAX_REPORT_BYTES])
         return EXIT_UNUSABLE
+
+
+def take_stdout() -> int:
+    """The descriptor of standard output, for the report alone; what libraries print goes nowhere and blocks nobody."""
+    report = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return report
 
 
 def run(orders: Orders) -> int:

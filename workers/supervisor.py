@@ -166,7 +166,7 @@ class Supervisor:
         process = subprocess.Popen(
             [sys.executable, "-m", "workers.main"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             env=self._environment,
             start_new_session=True,  # a Ctrl-C at the terminal reaches the supervisor alone, which then drains
         )
@@ -182,6 +182,11 @@ class Supervisor:
     def _exited(self, child: Child, code: int) -> None:
         lived = self._clock() - child.started
         log.info("worker exited", extra={"worker": child.name, "code": code, "lived_s": round(lived, 3)})
+        assert child.process is not None
+        assert child.process.stdout is not None
+        with child.process.stdout as report:
+            os.set_blocking(report.fileno(), False)  # should anything that it started hold the other end
+            said = (report.read() or b"").decode(errors="replace")
         child.process = None
         steady = lived >= STEADY_S and self._was_member(child.name)
         child.unreaped.append(child.name)
@@ -190,7 +195,7 @@ class Supervisor:
             child.done = True
         elif code == EXIT_UNUSABLE:
             child.done = True
-            self.failure = self.failure or "a worker cannot use its model or configuration: see its log line"
+            self.failure = self.failure or said or "a worker cannot use its model or configuration: see its log line"
         else:
             child.crashes = 0 if steady or code == EXIT_REAPED else child.crashes + 1
             # The first crash restarts at once: most are a kill, and a spare worker is worth having.

@@ -315,6 +315,7 @@ class Turn:
             "reused_tokens": self._reused,
             "queue_us": self._claim.queued_ms * 1000,
             "flushes": self._flusher.appends,
+            **({"thinking": 1} if self._thinking else {}),
             **{name: round(seconds * 1e6) for name, seconds in phases.items()},
         }
 
