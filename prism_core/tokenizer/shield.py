@@ -23,6 +23,8 @@ from typing import Any, Final
 from prism_core.errors import InvalidRequest
 
 MAX_DEPTH: Final = 64
+MAX_READABLE: Final = 256
+"""Constants of a template that are searched for at every anchor of a user's text; real ones have a dozen."""
 _PRIVATE: Final = re.compile("[\U000f0000-\U0010ffff]")
 _RANGES: Final = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 _TRUSTED_FIELDS: Final = frozenset(("role", "type"))
@@ -51,16 +53,20 @@ class ControlSpellings:
 
     def _compared(self, template: str, anchors: Sequence[str]) -> set[str]:
         """What the template's own string constants have from an anchor on: a user's text may hold it to be found."""
+        starts = {text[:length] for text in self.spellings for length in range(1, len(text) + 1)}
+        whole = set(self.spellings)
         found: set[str] = set()
         for _, quoted in _QUOTED.findall(template):
             constant = _ESCAPE.sub(lambda match: _ESCAPES[match.group()], quoted)
-            found.update(constant[place:] for place, char in enumerate(constant) if char in anchors)
-        return {
-            text
-            for text in found
-            if len(text) > 1
-            and not any(spelling.startswith(text) or text.startswith(spelling) for spelling in self.spellings)
-        }
+            for place, char in enumerate(constant):
+                text = constant[place:]
+                if char not in anchors or len(text) < 2 or text in starts:
+                    continue
+                if not any(text[:length] in whole for length in range(1, min(len(text), self.longest) + 1)):
+                    found.add(text)
+            if len(found) >= MAX_READABLE:
+                break
+        return found
 
 
 class Shield:

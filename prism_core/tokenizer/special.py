@@ -8,11 +8,12 @@ The time is linear in the text for ordinary vocabularies: only stretches where s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 _CACHED_STRETCHES: Final = 1024
 _CACHED_CHARS: Final = 64
+_FEW_FIRSTS: Final = 16
 
 Match = tuple[int, int, int]
 """(start, end, token id), offsets in characters."""
@@ -106,13 +107,20 @@ def _heads_pattern(heads: Mapping[str, object]) -> re.Pattern[str] | None:
     seconds: dict[str, set[str]] = {}
     for head in heads:
         seconds.setdefault(head[0], set()).add(head[1:])
-    choices = []
-    for first, following in sorted(seconds.items()):
-        if "" in following:
-            choices.append(re.escape(first))
-        else:
-            choices.append(re.escape(first) + "[" + "".join(re.escape(char) for char in sorted(following)) + "]")
-    return re.compile("|".join(choices)) if choices else None
+    if not seconds:
+        return None
+    if len(seconds) > _FEW_FIRSTS:  # one character class is fast however many there are, alternatives are not
+        return re.compile(_class_of(seconds))
+    return re.compile(
+        "|".join(
+            re.escape(first) + ("" if "" in following else _class_of(following))
+            for first, following in sorted(seconds.items())
+        )
+    )
+
+
+def _class_of(characters: Iterable[str]) -> str:
+    return "[" + "".join(re.escape(char) for char in sorted(characters)) + "]"
 
 
 def _overlapping(texts: Mapping[str, object]) -> frozenset[str]:

@@ -22,6 +22,8 @@ from prism_core.errors import ModelError
 
 MAX_VOCAB: Final = 1_048_576
 MAX_TOKEN_BYTES: Final = 1024
+MAX_SPECIAL_WORK: Final = 1 << 24
+"""Sum of the squared lengths of the special tokens' texts: finding them takes tables of all their parts."""
 MAX_MERGES: Final = 4 * MAX_VOCAB
 
 NORMAL: Final = 1
@@ -30,6 +32,7 @@ CONTROL: Final = 3
 USER_DEFINED: Final = 4
 UNUSED: Final = 5
 BYTE: Final = 6
+_SPECIAL: Final = (UNKNOWN, CONTROL, USER_DEFINED)
 
 # fmt: off
 END_OF_GENERATION_TEXTS: Final = frozenset((
@@ -122,6 +125,12 @@ class Vocabulary:
         for text in END_OF_GENERATION_TEXTS | FIM_END_TEXTS | FIM_TEXTS:
             if text in ids:
                 types[ids[text]] = CONTROL
+        work = sum(len(texts[index]) ** 2 for index in np.flatnonzero(np.isin(types, _SPECIAL)).tolist())
+        if work > MAX_SPECIAL_WORK:
+            raise ModelError(
+                f"tokenizer.ggml.tokens: the squared lengths of the special tokens' texts add up to {work}; "
+                f"at most {MAX_SPECIAL_WORK} are accepted"
+            )
         return cls(model, texts, types, scores, ids, special_ids, tuple(sorted(stops)))
 
 

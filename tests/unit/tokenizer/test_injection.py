@@ -123,6 +123,16 @@ def test_the_words_a_template_looks_for_stay_readable_to_it():
     assert odd.encode([{"role": "user", "content": "<think>secret</think>\nshown <|im_end|>"}]) == ids
 
 
+def test_a_template_of_nothing_but_constants_costs_no_more_than_another():
+    many = "".join(
+        f"{{{{ '<{index:03}<<<<<<<<<<<<<<<<<<<<<<<<<<<<<' in messages[0].content }}}}" for index in range(3000)
+    )
+    assert len(many) < 262_144
+    chat = ChatTemplate(BPE, many)
+    ids = chat.encode([{"role": "user", "content": "<001" + "<" * 200 + "<|im_end|>"}])
+    assert control_of(BPE, ids) == []
+
+
 def test_names_and_enumerations_a_template_compares_with_stay_readable_to_it():
     # "end" and "start" are inside the tokens' spellings, which must not hide them where templates look for such words
     source = (

@@ -55,6 +55,13 @@ def test_a_long_run_of_overlapping_spellings_takes_one_pass():
     assert [end - start for start, end, _ in LINES.find("\n" * count)] == [31] * (count // 31) + [count % 31]
 
 
+def test_special_tokens_with_every_first_character_are_found_too():
+    ids = {chr(0x4E00 + index) + "x": index for index in range(5000)} | {"\n": 5001, "]": 5002, "^-": 5003, "\\": 5004}
+    special = SpecialTokens(ids)
+    text = "a\u4e05x b\u4e06 ]^\\^-\n\u5000x" * 50
+    assert list(special.find(text)) == slow_find(text, ids)
+
+
 def test_no_special_tokens_find_nothing():
     assert list(SpecialTokens({}).find("any text")) == []
     assert list(SpecialTokens({"": 5}).find("any text")) == []

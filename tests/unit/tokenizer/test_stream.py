@@ -39,7 +39,7 @@ def test_text_comes_back_whole_and_no_piece_holds_half_a_character(kind, text):
     assert stream.finish() == ""
 
 
-def test_a_character_of_four_bytes_comes_out_with_its_last_byte():
+def test_a_multi_byte_character_split_across_tokens_does_not_stream_as_replacement_characters():
     stream = BPE.stream()
     ids = BPE.encode("😀")
     assert len(ids) == 4
