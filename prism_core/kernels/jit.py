@@ -23,6 +23,7 @@ import functools
 import hashlib
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import threading
@@ -44,6 +45,8 @@ from numba.core.typing.ctypes_utils import to_ctypes
 from prism_core.home import prism_home
 
 LOCK_WAIT_S = 60.0
+KEEP_DAYS = 30
+"""A folder of kernels that no process has used for this long is removed when another is begun."""
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 _INLINED: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -126,6 +129,19 @@ class _Stored:
                 os.close(lock)
 
 
+@functools.cache
+def _use_folder() -> None:
+    """Mark this process's folder as used today, and remove those that nobody has used for `KEEP_DAYS`."""
+    folder = cache_folder()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        oldest = time.time() - KEEP_DAYS * 86400
+        for other in folder.parent.iterdir():
+            if other != folder and other.stat().st_mtime < oldest:
+                shutil.rmtree(other, ignore_errors=True)
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".tmp", dir=path.parent)
@@ -182,6 +198,7 @@ def _named(function: Callable[..., Any], name: str | None) -> str:
 
 
 def _timed(name: str, stored: _Stored, build: Callable[[], Any]) -> Any:
+    _use_folder()
     with stored.compiling():
         begin = time.perf_counter()
         result = build()

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_another_processor_has_another_cache(program: Program) -> None:
     assert program.run()[3] != before
     program.extra = {}
     assert program.run()[:3] == (12, 30, 0)
+
+
+def test_folders_that_nobody_uses_are_removed_in_time(program: Program) -> None:
+    folder = Path(program.run()[3])
+    old, recent = folder.with_name("old"), folder.with_name("recent")
+    for other, days in ((old, jit.KEEP_DAYS + 1), (recent, jit.KEEP_DAYS - 1), (folder, jit.KEEP_DAYS + 1)):
+        other.mkdir(exist_ok=True)
+        then = time.time() - days * 86400
+        os.utime(other, (then, then))
+    assert program.run()[:3] == (12, 30, 0)
+    assert not old.exists()
+    assert recent.exists()
+    assert time.time() - folder.stat().st_mtime < 3600
 
 
 def test_a_kernel_of_a_factory_needs_a_name() -> None:
