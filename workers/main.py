@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker import log as logs
 from broker.config import PoolConfig
 from broker.connect import connect
 from broker.errors import BrokerUnsuitable
 from broker.store import WorkerStore
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.runtime import Generation, Runtime
-from workers import log as logs
 from workers.budget import plan
 from workers.config import WorkerConfig
 from workers.worker import TurnWorker, incarnation, lease_for

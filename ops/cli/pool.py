@@ -44,8 +44,8 @@ def worker(
     memory_budget: options.MemoryBudget = None,
 ) -> None:
     """Join a pool with N workers; SIGTERM drains them, a second one stops them at once."""
+    from broker import log
     from broker.connect import connect
-    from workers import log
     from workers.config import WorkerConfig
     from workers.supervisor import Supervisor
 
@@ -92,10 +92,9 @@ def serve(
     memory_budget: options.MemoryBudget = None,
 ) -> None:
     """A whole pool on this machine: broker, N workers and the OpenAI-compatible gateway."""
+    from broker import log
     from broker.gateway.config import GatewayConfig
     from broker.gateway.server import Server
-
-    from workers import log
     from workers.config import WorkerConfig
     from workers.supervisor import Supervisor
 
