@@ -6,7 +6,6 @@ stream shows the same chunks under the same names. It does no input or output.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 from broker.events import Event
 from broker.spec import RequestSpec
 
-__all__ = ["Answer", "Asked", "created_at", "invented_seed"]
+__all__ = ["Answer", "Asked", "created_at"]
 
 Chunk = dict[str, Any]
 
@@ -32,6 +31,8 @@ class Asked:
     specs: Sequence[RequestSpec]
     """One request for each answer."""
     stream: bool
+    n: int = 1
+    """Answers to each prompt."""
     background: bool = False
     conversation: str | None = None
     include_usage: bool = False
@@ -57,7 +58,3 @@ class Answer(Protocol):
 def created_at(request: str) -> int:
     """Unix seconds in which a request's id (a ULID) was made: the same at every reading."""
     return sum(_CROCKFORD[letter] << (45 - 5 * at) for at, letter in enumerate(request[:10])) // 1000
-
-
-def invented_seed() -> int:
-    return secrets.randbits(63)

@@ -48,6 +48,7 @@ def read_chat(value: object, config: GatewayConfig) -> Asked:
         model=body.text("model") or "",
         specs=[RequestSpec(**common, seed=seed) for seed in options.seeds(body, count)],
         stream=body.flag("stream"),
+        n=count,
         include_usage=stream_options(body),
     )
     check_format(body.get("response_format"), "response_format")
@@ -105,9 +106,7 @@ class _Choice:
 
     def reasoning_tokens(self) -> int:
         thought = sum(map(len, self.reasoning))
-        return estimated_share(
-            self.usage.get("completion_tokens", 0), thought, thought + sum(map(len, self.content))
-        )
+        return estimated_share(self.usage.get("completion_tokens", 0), thought, thought + sum(map(len, self.content)))
 
 
 class ChatAnswer:

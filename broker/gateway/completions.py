@@ -50,6 +50,7 @@ def read_completion(value: object, config: GatewayConfig) -> Asked:
         model=body.text("model") or "",
         specs=[RequestSpec(**prompt, **common, seed=seed) for prompt in prompts for seed in seeds],
         stream=body.flag("stream"),
+        n=count,
         include_usage=stream_options(body),
     )
     body.ignore(*options.IGNORED)
@@ -90,7 +91,7 @@ def _is_id(value: Any) -> bool:
 @dataclass
 class _Choice:
     text: list[str] = field(default_factory=list)
-    chars: int = 0
+    token_chars: int = 0
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
@@ -111,7 +112,6 @@ class CompletionAnswer:
         if event.kind == "delta":
             logprobs = self._logprobs(choice, event)
             choice.text.append(event.text)
-            choice.chars += len(event.text)
             return [self._chunk(index, event.text, logprobs)] if event.text or logprobs else []
         if event.kind != "end":
             return []
@@ -141,7 +141,8 @@ class CompletionAnswer:
         entries = event.data.get("lp") or ()
         if not self._with_logprobs or not entries:
             return None
-        found = completion_logprobs(entries, choice.chars)
+        found = completion_logprobs(entries, choice.token_chars)
+        choice.token_chars += sum(map(len, found["tokens"]))
         for name, values in found.items():
             choice.logprobs.setdefault(name, []).extend(values)
         return found
@@ -151,10 +152,8 @@ class CompletionAnswer:
         return self._object([choice], **({"usage": None} if self._asked.include_usage else {}))
 
     def _usage(self) -> dict[str, Any]:
-        groups: dict[str, list[dict[str, int]]] = {}
-        for spec, choice in zip(self._asked.specs, self._choices, strict=True):
-            groups.setdefault(repr(spec.prompt or spec.token_ids), []).append(choice.usage)
-        return completion_usage(list(groups.values()))
+        usages, n = [choice.usage for choice in self._choices], self._asked.n
+        return completion_usage([usages[at : at + n] for at in range(0, len(usages), n)])
 
     def _timings(self) -> dict[str, float]:
         return timings_ms(self._choices[0].usage)

@@ -73,7 +73,7 @@ class GatewayConfig:
                 raise InvalidRequest("gateway config: an API key must be printable ASCII without blanks")
         if not self.api_keys and not is_loopback(self.host):
             raise InvalidRequest(
-                f"gateway config: host {self.host} can be reached by others, so it needs an API key: set {KEYS_VARIABLE}"
+                f"gateway config: host {self.host} can be reached by others and needs an API key: set {KEYS_VARIABLE}"
             )
 
     @classmethod

@@ -6,7 +6,7 @@ value, and never a prompt, a key or a broker's address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.errors import (
@@ -91,7 +91,7 @@ def _away(error: Exception) -> ApiError:
     return ApiError(503, message, kind="server_error", code="broker_unavailable", headers=headers)
 
 
-_ANSWERS: tuple[tuple[type[Exception], Any], ...] = (
+_ANSWERS: tuple[tuple[type[Exception], Callable[[Exception], ApiError]], ...] = (
     (InvalidCursor, lambda error: invalid(str(error), code="invalid_cursor")),
     (StreamLost, lambda error: ApiError(404, str(error), code="stream_lost")),
     (NotFound, lambda error: ApiError(404, str(error), code="not_found")),
