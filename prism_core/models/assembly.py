@@ -133,7 +133,8 @@ class Program:
             case float():
                 return int(np.float32(argument).view(np.uint32))
             case np.ndarray():
-                constant = np.ascontiguousarray(argument)
+                constant = aligned(argument.nbytes).view(argument.dtype)
+                constant[:] = argument
                 self._kept.append(constant)
                 return int(constant.ctypes.data)
             case Weight(name):
