@@ -163,7 +163,16 @@ def _packed(file: GgufFile, layout: Layout, progress: Progress | None) -> Iterat
         if progress is not None:
             progress("packing weights", number / len(layout.uses))
         yield layout.places[name].offset, layout.pack(name, file.tensors[name])
+        _forget(file, file.tensors[name])
     file.check_unchanged()
+
+
+def _forget(file: GgufFile, tensor: TensorInfo) -> None:
+    """Give the pages of a tensor that has been read back to the system; they are the file's, and can be read again."""
+    if file.sources and hasattr(mmap, "MADV_DONTNEED"):
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        with suppress(OSError):
+            file.sources[tensor.shard].map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
 
 
 def _write(path: Path, file: GgufFile, layout: Layout, progress: Progress | None) -> None:
