@@ -90,7 +90,13 @@ class GatewayMetrics:
         self.http = Counter(
             "http_requests", "HTTP requests.", ["route", "method", "status"], namespace="prism", registry=self._registry
         )
-        self.streams = Gauge("open_streams", "Streams open now.", namespace="prism", registry=self._registry)
+        self._streams = Gauge("open_streams", "Streams open now.", namespace="prism", registry=self._registry)
+        self.open_streams = 0
+
+    def stream(self, by: int) -> None:
+        """A stream opened (1) or closed (-1)."""
+        self.open_streams += by
+        self._streams.set(self.open_streams)
 
     def tokens(self, timer: Timer, count: int, now: float) -> None:
         """`count` tokens came."""

@@ -85,7 +85,7 @@ class Reply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self.exchange.send_timeout_s, self.timers)
-        self.exchange.metrics.streams.inc(self.stream)
+        self.exchange.metrics.stream(int(self.stream))
         leaving = asyncio.create_task(gone(receive))
         work = asyncio.create_task(self._work(out))
         try:
@@ -100,7 +100,7 @@ class Reply:
             for task in (leaving, work):
                 task.cancel()
             await asyncio.gather(leaving, work, return_exceptions=True)
-            self.exchange.metrics.streams.dec(self.stream)
+            self.exchange.metrics.stream(-int(self.stream))
 
     async def _worked(self, work: asyncio.Task[None], scope: Scope) -> None:
         error = work.exception()

@@ -72,7 +72,8 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _pool(request: Request) -> JSONResponse:
-    return JSONResponse(_shown(await gateway_of(request).pool.snapshot()))
+    gateway = gateway_of(request)
+    return JSONResponse({**_shown(await gateway.pool.snapshot()), "streams": gateway.metrics.open_streams})
 
 
 def _shown(snapshot: Snapshot) -> dict[str, Any]:
