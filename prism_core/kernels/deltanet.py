@@ -16,9 +16,11 @@ import numpy as np
 
 from prism_core.kernels.jit import entry
 from prism_core.kernels.memory import copy, load_f32, store_f32
-from prism_core.kernels.numeric import exp_f32, sigmoid_f32x16
+from prism_core.kernels.numeric import exp_f32, one_plus_exp_of_minus, sigmoid_f32x16
 from prism_core.kernels.simd import (
+    add,
     broadcast4_f32x16,
+    div,
     fma,
     load_f32x16,
     mul,
@@ -29,6 +31,7 @@ from prism_core.kernels.simd import (
 from prism_core.kernels.words import OPERATION, STATE_AFTER, STATE_BEFORE, TOKENS, argument, word
 
 TAPS = 4
+CHANNELS = 16
 COLUMNS = 32
 """Value columns of one scan unit: its state, 32 columns of every key element, stays in the first-level cache."""
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -36,26 +39,33 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 @entry(OPERATION)
 def convolve(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
-    """(u, pitch, taps [channel][4], channels, channels per unit, offset of the window in the state):
-    u = silu(taps . (the three u before, u)), channel by channel; the window keeps the last three u, oldest first."""
+    """(u, pitch, taps [channel][4], channels, offset of the window in the state, workspace, its bytes per thread):
+    u = silu(taps . (the three u before, u)) for 16 channels to a unit; the window keeps the last three u, oldest first.
+    """
     pitch, taps, channels = argument(operation, 1), argument(operation, 2), argument(operation, 3)
-    before = word(context, STATE_BEFORE) + 4 * argument(operation, 5)
-    after = word(context, STATE_AFTER) + 4 * argument(operation, 5)
-    for channel in range(begin * argument(operation, 4), min(end * argument(operation, 4), channels)):
-        w = taps + 4 * TAPS * channel
-        w0, w1, w2, w3 = load_f32(w), load_f32(w + 4), load_f32(w + 8), load_f32(w + 12)
-        oldest = load_f32(before + 4 * channel)
-        older = load_f32(before + 4 * (channels + channel))
-        old = load_f32(before + 4 * (2 * channels + channel))
+    before = word(context, STATE_BEFORE) + 4 * argument(operation, 4)
+    after = word(context, STATE_AFTER) + 4 * argument(operation, 4)
+    turned = argument(operation, 5) + thread * argument(operation, 6)
+    row = 4 * channels
+    for unit in range(begin, end):
+        for channel in range(CHANNELS):
+            for tap in range(TAPS):
+                weight = load_f32(taps + 4 * (TAPS * (unit * CHANNELS + channel) + tap))
+                store_f32(turned + 4 * (tap * CHANNELS + channel), weight)
+        w0, w1 = load_f32x16(turned), load_f32x16(turned + 64)
+        w2, w3 = load_f32x16(turned + 128), load_f32x16(turned + 192)
+        at = 4 * CHANNELS * unit
+        oldest, older = load_f32x16(before + at), load_f32x16(before + row + at)
+        old = load_f32x16(before + 2 * row + at)
         for token in range(word(context, TOKENS)):
-            u = argument(operation, 0) + 4 * (token * pitch + channel)
-            now = load_f32(u)
-            c = ((w0 * oldest + w1 * older) + w2 * old) + w3 * now
-            store_f32(u, c / (_ONE + exp_f32(-c)))
+            u = argument(operation, 0) + 4 * token * pitch + at
+            now = load_f32x16(u)
+            c = add(add(add(mul(w0, oldest), mul(w1, older)), mul(w2, old)), mul(w3, now))
+            store(u, div(c, one_plus_exp_of_minus(c)))
             oldest, older, old = older, old, now
-        store_f32(after + 4 * channel, oldest)
-        store_f32(after + 4 * (channels + channel), older)
-        store_f32(after + 4 * (2 * channels + channel), old)
+        store(after + at, oldest)
+        store(after + row + at, older)
+        store(after + 2 * row + at, old)
 
 
 @entry(OPERATION)

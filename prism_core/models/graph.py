@@ -257,7 +257,7 @@ class Graph:
         cached = CacheLayer(kv_heads, dim)
         self.cache.append(cached)
         row, group = cached.value_row, heads // kv_heads
-        work = self._workspace(attention_workspace(QUERIES_PER_UNIT * group, row))
+        work = self.workspace(attention_workspace(QUERIES_PER_UNIT * group, row))
         partial = group * (4 * row + 2 * STATE_BYTES)
         self.partial_bytes = max(self.partial_bytes, kv_heads * partial)
         self.chain("store_kv", k, k.pitch, v, v.pitch, offset, kv_heads, dim, row)
@@ -271,7 +271,7 @@ class Graph:
         self.chain("join_segments", out, kv_heads, group, dim, row, Partials(), partial, *work, window)
         return out
 
-    def _workspace(self, size: int) -> tuple[Workspace, int]:
+    def workspace(self, size: int) -> tuple[Workspace, int]:
         """Scratch of `size` bytes for each thread: its address, and the bytes."""
         size = round_up(size, 64)
         self.workspace_bytes = max(self.workspace_bytes, size)

@@ -26,7 +26,7 @@ from prism_core.models.symbols import Buffer, Operation
 CONV_TAPS = 4
 COLUMNS_PER_UNIT = 32
 """Value columns of a head's state that one unit of the scan keeps in the first-level cache."""
-CHANNELS_PER_UNIT = 64
+CHANNELS_PER_UNIT = 16
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ def _delta_net(g: Graph, a: Buffer, delta: DeltaNet, layer: int) -> Buffer:
     )
     window = g.state((CONV_TAPS - 1) * delta.channels)
     taps = g.vector(f"{at}ssm_conv1d.weight", CONV_TAPS, delta.channels)
-    convolve = (u, u.pitch, taps, delta.channels, CHANNELS_PER_UNIT, window)
-    blocks = -(-delta.channels // CHANNELS_PER_UNIT)
-    g.recurrent(Operation("convolve", convolve, blocks, ALL_TOKENS), u)
+    convolve = (u, u.pitch, taps, delta.channels, window, *g.workspace(4 * CONV_TAPS * CHANNELS_PER_UNIT))
+    g.recurrent(Operation("convolve", convolve, delta.channels // CHANNELS_PER_UNIT, ALL_TOKENS), u)
 
     dt, decay = g.vector(f"{at}ssm_dt.bias", delta.value_heads), g.vector(f"{at}ssm_a", delta.value_heads)
     g.chain("unit_length", u, u.pitch, delta.state, 2 * delta.groups, eps, writes=u)
