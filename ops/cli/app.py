@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from ops.cli import bench, doctor, local, models, pool, requests
+from ops.cli import backlog, bench, doctor, gateway, local, models, pool, requests
 from ops.cli.output import say
 from prism_core.errors import PrismError
 
@@ -33,12 +33,14 @@ app = typer.Typer(
 for command in (
     pool.serve,
     pool.worker,
+    gateway.gateway,
     local.run,
     requests.chat,
     requests.submit,
     requests.tail,
     requests.cancel,
     pool.top,
+    backlog.backlog,
     pool.drain,
     doctor.doctor,
 ):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import socket
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,15 @@ from ops.cli import options
 from ops.cli.output import human_bytes, print_json, print_table, progress, say
 from ops.models import local_models, resolve
 
+if TYPE_CHECKING:
+    from broker.admin import WorkerInfo
+    from workers.supervisor import Supervisor
+
 Workers = Annotated[int, typer.Option("-w", "--workers", min=1, max=256, help="Worker processes.")]
 TOP_SECONDS = 2.0
 
 
-def label_of(model: str, path: Path) -> str:
+def label_of(path: Path) -> str:
     """What clients may call the model: its pulled name, else the file's name."""
     for local in local_models():
         if local.path == path:
@@ -42,43 +46,19 @@ def worker(
     threads: options.Threads = 1,
     context: options.Context = None,
     memory_budget: options.MemoryBudget = None,
+    grace: options.Grace = 30.0,
 ) -> None:
     """Join a pool with N workers; SIGTERM drains them, a second one stops them at once."""
     from broker import log
-    from broker.connect import connect
-    from workers.config import WorkerConfig
-    from workers.supervisor import Supervisor
 
     path = resolve(model)
     check_model(path, context, threads)
-    with connect_kept(redis_url) as url:
-        connect(url).close()
-        config = WorkerConfig(
-            model=str(path), redis_url=url, threads=threads, context_tokens=context, memory_bytes=memory_budget
-        )
-        supervisor = Supervisor(config, workers, label=label_of(model, path))
+    with options.kept_broker(redis_url) as broker:
+        settings = {"threads": threads, "context_tokens": context, "memory_bytes": memory_budget, "grace_s": grace}
+        supervisor = supervise(path, broker.url, workers, settings)
         log.set_up()
-        say(f"{workers} worker(s) of {label_of(model, path)} on {url}")
+        say(f"{workers} worker(s) of {label_of(path)} on {broker.shown}")
         supervisor.run_with_signals()
-
-
-class connect_kept:
-    """The broker's URL for child processes, with this process's share in an embedded one held meanwhile."""
-
-    def __init__(self, redis_url: str | None) -> None:
-        self._given = redis_url
-
-    def __enter__(self) -> str:
-        from broker.connect import connect
-
-        self._connection = connect(self._given)
-        for warning in self._connection.warnings:
-            say(f"warning: {warning}")
-        embedded = self._connection.embedded
-        return embedded.url if embedded is not None else str(self._given)
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
 
 
 def serve(
@@ -86,36 +66,40 @@ def serve(
     redis_url: options.RedisUrl = None,
     workers: Workers = 1,
     threads: options.Threads = 1,
-    host: Annotated[str, typer.Option(help="Address of the HTTP gateway.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the HTTP gateway.")] = 8000,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
     context: options.Context = None,
     memory_budget: options.MemoryBudget = None,
+    grace: options.Grace = 30.0,
+    rate_limit: options.RateLimit = 0.0,
 ) -> None:
     """A whole pool on this machine: broker, N workers and the OpenAI-compatible gateway."""
     from broker import log
-    from broker.gateway.config import GatewayConfig
-    from broker.gateway.server import Server
+    from ops.cli.gateway import GatewayThread, build
+
+    path = resolve(model)
+    check_model(path, context, threads)
+    with options.kept_broker(redis_url) as broker:
+        server = build(host, port, broker.url, rate_limit=rate_limit)
+        settings = {"threads": threads, "context_tokens": context, "memory_bytes": memory_budget, "grace_s": grace}
+        supervisor = supervise(path, broker.url, workers, settings)
+        log.set_up()
+        door = GatewayThread(server, on_end=supervisor.stop)
+        door.start()
+        try:
+            say(f"http://{host}:{port}/v1 with {workers} worker(s) of {label_of(path)}; broker {broker.shown}")
+            supervisor.run_with_signals()
+        finally:
+            door.stop()
+
+
+def supervise(path: Path, url: str, workers: int, settings: dict[str, Any]) -> Supervisor:
+    """A supervisor of N workers of the model at `path`; `settings` are fields of `WorkerConfig`."""
     from workers.config import WorkerConfig
     from workers.supervisor import Supervisor
 
-    path = resolve(model)
-    gateway = GatewayConfig(host=host, port=port)
-    check_model(path, context, threads)
-    with connect_kept(redis_url) as url:
-        config = WorkerConfig(
-            model=str(path), redis_url=url, threads=threads, context_tokens=context, memory_bytes=memory_budget
-        )
-        supervisor = Supervisor(config, workers, label=label_of(model, path))
-        log.set_up()
-        server = Server(gateway, url)
-        thread = threading.Thread(target=server.run, name="gateway", daemon=True)
-        thread.start()
-        say(f"http://{host}:{port}/v1 with {workers} worker(s) of {label_of(model, path)}; broker {url}")
-        try:
-            supervisor.run_with_signals()
-        finally:
-            server.stop()
-            thread.join(timeout=10)
+    config = WorkerConfig(model=str(path), redis_url=url, **settings)
+    return Supervisor(config, workers, label=label_of(path))
 
 
 def top(
@@ -171,12 +155,26 @@ def drain(
         print_json({"worker": name, "moved": moved})
 
 
-def workers_table(redis_url: options.RedisUrl = None, as_json: options.Json = False) -> None:
+def workers_table(
+    redis_url: options.RedisUrl = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Only this host's workers; exit code 1 if none of them is alive.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
     """The pool's workers."""
     from broker.client import Client
 
     with Client(redis_url) as client:
         found = client.workers()
+    if here:
+        found = [worker for worker in found if worker.lease and worker.lease.host == socket.gethostname()]
+    _print_workers(found, as_json)
+    if here and not found:
+        raise typer.Exit(1)
+
+
+def _print_workers(found: list[WorkerInfo], as_json: bool) -> None:
     if as_json:
         print_json([asdict(worker) for worker in found])
         return
