@@ -144,7 +144,9 @@ class Reply:
     async def _stream(self, out: _Out, events: Events) -> None:
         beat = None
         try:
-            chunks = [frame for chunk in self.opening() if (frame := self._frame(chunk, None))]
+            opening = self.opening()  # called in any case: it counts
+            shown = opening if self.after is None else []
+            chunks = [frame for chunk in shown if (frame := self._frame(chunk, None))]
             if self.early and not self.progress:
                 self._check_skip()
                 beat, chunks = await self._begin(out, {}, chunks), []

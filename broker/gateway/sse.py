@@ -1,7 +1,8 @@
 """Server-sent events: the bytes of a stream.
 
 Kept: `id:` stands only on the last chunk of a log entry's chunks, so a reader that comes back with it has missed
-nothing; a chunk is one `data:` line.
+nothing; a chunk is one `data:` line. A comment is a line without an empty one after it: OpenAI's Python client takes
+the empty line for an event, once it has seen an `id:`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 __all__ = ["DONE", "KEEP_ALIVE", "comment", "frame", "json_bytes"]
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
 
 
 def json_bytes(value: Any) -> bytes:
@@ -27,4 +28,4 @@ def frame(chunk: dict[str, Any], *, name: str | None = None, cursor: str | None 
 
 
 def comment(text: str) -> bytes:
-    return f": {text}\n\n".encode()
+    return f": {text}\n".encode()

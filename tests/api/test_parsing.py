@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def parsed(text: str, cuts: list[int] | None = None, **options: bool) -> list[Pi
     parser = AnswerParser(**options)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
     pieces: list[Piece] = []
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in pairwise(places):
         pieces += parser.push(text[begin:end])
     return _joined([*pieces, *parser.finish()])
 
@@ -136,7 +137,7 @@ def test_a_bad_body_is_refused_with_the_name_of_the_field(body: Any, param: str 
 
 
 def test_a_typo_is_answered_with_the_name_that_was_meant():
-    with pytest.raises(ApiError, match="Unknown parameter: 'max_token'. Did you mean 'max_tokens'?"):
+    with pytest.raises(ApiError, match=r"Unknown parameter: 'max_token'\. Did you mean 'max_tokens'\?"):
         read_chat({"messages": [{"role": "user", "content": "x"}], "max_token": 5}, CONFIG)
 
 
@@ -183,7 +184,7 @@ def test_limits_of_messages_and_choices_are_the_configured_ones():
     small = GatewayConfig(max_messages=2, max_message_bytes=4, max_choices=3)
     user = {"role": "user", "content": "x"}
     for body in ({"messages": [user] * 3}, {"messages": [{"role": "user", "content": "€€"}]}):
-        with pytest.raises(ApiError, match="limit is|at most 2"):
+        with pytest.raises(ApiError, match=r"limit is|at most 2"):
             read_chat(body, small)
     with pytest.raises(ApiError, match="the limit is 3"):
         read_completion({"prompt": ["a", "b"], "n": 2}, small)
@@ -269,6 +270,6 @@ def test_a_requests_time_is_in_its_id():
 
 
 def test_the_gateway_starts_without_numba_rq_or_any_kernel():
-    code = "import sys, broker.gateway.server as s; print(sorted({'numba', 'rq', 'prism_core.kernels'} & set(sys.modules)))"
+    code = "import sys, broker.gateway.server; print(sorted({'numba', 'rq', 'prism_core.kernels'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
