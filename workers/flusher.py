@@ -4,11 +4,15 @@ Invariant: events get their numbers once, in order, without holes, and are kept 
 reply was lost, or that the broker lost, is sent again with the same number and bytes. One append is in flight; the next
 carries everything that came meanwhile, tokens merged into one delta. Whatever the broker answers (cancelled, yield,
 fenced) reaches the turn's cancellation object before the next decoder step; after a silence of `poll_s` it is asked.
+The decoder's thread never waits for the flusher's: it takes no lock in Python (a thread that the system sets aside
+while it holds one would hold up the decoder too), and the flusher is kicked when a step begins, not when a token is
+emitted, so that the two never want the interpreter at the same time.
 Not promised: that an emitted token is stored when `token` returns; `flush` waits for that.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
@@ -27,8 +31,27 @@ POLL_S = 0.05
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 1.0
+CLOSE_S = 2.0
 MAX_EVENTS_PER_APPEND = 256
 MAX_TOKENS_PER_DELTA = 512
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Passed once everything queued before it is stored."""
+
+    passed: threading.Event
+
+
+@dataclass(frozen=True)
+class _Heal:
+    """The broker's log ends here, short of what it acknowledged."""
+
+    stored_ev: int
+
+
+class _Look:
+    """Ask the broker for its flags at once."""
 
 
 @dataclass
@@ -55,13 +78,19 @@ class Flusher:
         self._store, self._claim, self._cancellation = store, claim, cancellation
         self._buffer_events, self._buffer_s, self._poll_s = buffer_events, buffer_s, poll_s
         self._clock = clock
-        self._wake = threading.Condition()
-        self._pending: deque[bytes | _Token] = deque()
+        self._inbox: deque[_Item] = deque()  # filled by any thread, emptied by the flusher's
+        self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._pending: deque[bytes | _Token | _Mark] = deque()  # taken from the inbox, not yet numbered
         # Every event of this claim with the tokens up to it; the first one is number claim.ev + 1.
         self._sent: list[tuple[bytes, int]] = []
         self._n = claim.n  # tokens up to the last event in _sent
-        self._busy = False
-        self._closed = False
+        self._put_count = 0  # counted by the loop's thread only
+        self._done_count = 0  # counted by the flusher's thread only
+        self._mark: _Mark | None = None
+        self._heal: int | None = None
+        self._look_now = False
+        self._close = threading.Event()
+        self._stored = threading.Event()  # something was stored since the last look
         self._dead = False  # fenced, gone or refused: nothing is written any more
         self._away_since: float | None = None
         self._heard = clock()
@@ -73,12 +102,17 @@ class Flusher:
     # --- the loop's side -----------------------------------------------------------------------------------------
 
     def event(self, payload: bytes) -> None:
-        """Queues a ready event, such as `start`."""
+        """Queues a ready event, such as `start`, and sends it now."""
         self._put(payload)
+        self.kick()
 
     def token(self, token: int, text: str, logprob: Any = None) -> None:
-        """Queues one emitted token and the text that it released."""
+        """Queues one emitted token and the text that it released; it travels from the next kick on."""
         self._put(_Token([token], text, logprob))
+
+    def kick(self) -> None:
+        """Sends what is queued: called as a decoder step begins."""
+        self._kicks.put(None)
 
     def tail(self, text: str) -> None:
         """Queues text that was held back, after the last token."""
@@ -91,33 +125,35 @@ class Flusher:
             if self._cancellation.is_cancelled:
                 raise Cancelled("the turn was stopped while it waited for the broker")
             check()
-            with self._wake:
-                if not self._has_room():
-                    self._wake.wait(SLICE_S)
+            self._stored.clear()
+            if not self._has_room():
+                self._stored.wait(SLICE_S)
 
     def flush(self, slice_s: float = SLICE_S) -> bool:
         """Waits for at most `slice_s`; True once everything queued is stored, or nothing can be stored any more."""
-        with self._wake:
-            return self._wake.wait_for(self._is_idle, slice_s)
+        if self._dead:
+            return True
+        if self._mark is None:
+            self._mark = _Mark(threading.Event())
+            self._ask(self._mark)
+        if self._mark.passed.wait(slice_s):
+            self._mark = None
+            return True
+        return self._dead
 
     def resend(self, stored_ev: int) -> None:
         """The broker's log ends at `stored_ev`, short of what it acknowledged: send the rest again."""
-        with self._wake:
-            self._heal = stored_ev
-            self._wake.notify_all()
+        self._ask(_Heal(stored_ev))
 
     def look(self) -> None:
         """Asks the broker for its flags at once rather than after a silence; from any thread."""
-        with self._wake:
-            self._heard = self._clock() - self._poll_s
-            self._wake.notify_all()
+        self._ask(_Look())
 
     def close(self) -> None:
         """Ends the thread; what is not stored by now is dropped. Waits for a call in flight if the broker is there."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
-        self._thread.join(SLICE_S if self._away_since is not None else 2.0)
+        self._close.set()
+        self._ask(_Look())
+        self._thread.join(SLICE_S if self._away_since is not None else CLOSE_S)
 
     @property
     def ev(self) -> int:
@@ -134,61 +170,85 @@ class Flusher:
         """True once the broker said that this turn is not ours any more."""
         return self._dead
 
-    # --- the thread's side ---------------------------------------------------------------------------------------
-
-    _heal: int | None = None
-
     def _put(self, item: bytes | _Token) -> None:
-        with self._wake:
-            self._pending.append(item)
-            self._wake.notify_all()
+        self._put_count += 1
+        self._inbox.append(item)
+
+    def _ask(self, item: _Item) -> None:
+        self._inbox.append(item)
+        self.kick()
 
     def _has_room(self) -> bool:
-        if self._dead:
-            return True
         away = self._away_since
-        return len(self._pending) < self._buffer_events and (away is None or self._clock() - away < self._buffer_s)
+        waiting = self._put_count - self._done_count
+        return self._dead or (waiting < self._buffer_events and (away is None or self._clock() - away < self._buffer_s))
 
-    def _is_idle(self) -> bool:
-        return self._dead or (not self._pending and not self._busy and self._heal is None)
+    # --- the thread's side ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._busy = False
-                self._wake.notify_all()
-                if self._closed or self._dead:
-                    return
-                if not self._pending and self._heal is None:
-                    self._wake.wait(max(0.0, self._heard + self._poll_s - self._clock()))
-                if self._closed:
-                    return
-                first, self._heal = self._heal, None
-                fresh = self._number()
-                self._busy = first is not None or fresh > 0
-            if self._busy:
-                self._deliver(self.ev - fresh + 1 if first is None else first + 1)
-            elif self._clock() - self._heard >= self._poll_s:
-                self._call(lambda: self._store.poll(self._claim.request, self._claim.epoch))
+        while not self._close.is_set() and not self._dead:
+            self._receive()
+            if self._close.is_set():
+                break
+            if self._heal is not None:
+                ev, self._heal = self._heal + 1, None
+                self._deliver(ev)
+            elif self._pending:
+                self._send_pending()
+            elif self._look_now or self._clock() - self._heard >= self._poll_s:
+                self._look_now = False
+                self._call(partial(self._store.poll, self._claim.request, self._claim.epoch))
+        self._release()
+
+    def _receive(self) -> None:
+        """Takes what is queued; waits for a kick, or for the time of the next poll, if there is nothing to do."""
+        if not self._pending and self._heal is None:
+            try:
+                self._kicks.get(timeout=max(0.0, self._heard + self._poll_s - self._clock()))
+                while True:
+                    self._kicks.get_nowait()
+            except queue.Empty:
+                pass
+        while self._inbox:
+            self._accept(self._inbox.popleft())
+
+    def _accept(self, item: _Item) -> None:
+        if isinstance(item, _Heal):
+            self._heal = item.stored_ev
+        elif isinstance(item, _Look):
+            self._look_now = True
+        else:
+            self._pending.append(item)
+
+    def _send_pending(self) -> None:
+        """One append of what is pending up to the next mark, which then is passed."""
+        first = self.ev + 1
+        taken = self._number()
+        if self.ev >= first:
+            self._deliver(first)
+        self._done_count += taken
+        self._stored.set()
+        if not self._dead and self._pending and isinstance(self._pending[0], _Mark):
+            self._pending.popleft().passed.set()  # type: ignore[union-attr]
 
     def _number(self) -> int:
-        """Moves what is pending into the numbered events, merging tokens; returns how many events that made."""
-        made = 0
+        """Moves what is pending into the numbered events, merging tokens; returns how many items that took."""
+        before, made = len(self._pending), 0
         while self._pending and made < MAX_EVENTS_PER_APPEND:
-            item = self._pending.popleft()
-            if isinstance(item, bytes):
-                self._sent.append((item, self._n))
-            else:
-                self._sent.append((self._delta(item), self._n))
+            item = self._pending[0]
+            if isinstance(item, _Mark):
+                break
+            self._pending.popleft()
+            self._sent.append((item if isinstance(item, bytes) else self._delta(item), self._n))
             made += 1
-        return made
+        return before - len(self._pending)
 
     def _delta(self, first: _Token) -> bytes:
         ids, texts = list(first.ids), [first.text]
         logprobs = None if first.logprob is None else [first.logprob]
         while self._pending and len(ids) < MAX_TOKENS_PER_DELTA:
             item = self._pending[0]
-            if isinstance(item, bytes) or (item.ids and (item.logprob is None) != (logprobs is None)):
+            if not isinstance(item, _Token) or (item.ids and (item.logprob is None) != (logprobs is None)):
                 break
             self._pending.popleft()
             ids += item.ids
@@ -226,20 +286,17 @@ class Flusher:
             try:
                 flags = send()
             except BrokerUnavailable:
-                with self._wake:
-                    self._away_since = self._away_since or self._clock()
-                    self._wake.wait_for(lambda: self._closed, pause)
-                    if self._closed:
-                        return None
+                if self._away_since is None:
+                    self._away_since = self._clock()
+                if self._close.wait(pause):
+                    return None
                 pause = min(pause * 2, LAST_RETRY_S)
                 continue
             except Exception as error:
                 self._give_up(Halt.BROKEN, f"{type(error).__name__}: {error}")
                 return None
-            with self._wake:
-                self._away_since = None
-                self._heard = self._clock()
-                self._wake.notify_all()
+            self._away_since = None
+            self._heard = self._clock()
             return flags if self._heed(flags) else None
 
     def _heed(self, flags: Flags) -> bool:
@@ -255,6 +312,14 @@ class Flusher:
 
     def _give_up(self, halt: Halt, detail: str) -> None:
         self._cancellation.stop(halt, detail)
-        with self._wake:
-            self._dead = True
-            self._wake.notify_all()
+        self._dead = True
+
+    def _release(self) -> None:
+        """Lets everybody go who still waits for something to be stored."""
+        self._stored.set()
+        for item in (*self._pending, *self._inbox):
+            if isinstance(item, _Mark):
+                item.passed.set()
+
+
+_Item = bytes | _Token | _Mark | _Heal | _Look

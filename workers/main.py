@@ -35,6 +35,7 @@ EXIT_UNUSABLE = 2
 MAX_REPORT_BYTES = 2000  # less than a pipe holds, so that nobody need be reading
 DEFAULT_OPENER = "prism_core.model:open_model"
 PR_SET_PDEATHSIG = 1
+SWITCH_S = 0.0005  # a decoder step that ends must not wait 5 ms for a thread that parses a reply
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def main() -> int:
     orders = Orders.from_json(sys.stdin.readline())
     die_with(orders.parent)
     logs.set_up()
+    sys.setswitchinterval(SWITCH_S)
     report = take_stdout()
     try:
         return run(orders)

@@ -5,21 +5,31 @@ Invariant: a sampler made for the ids emitted so far draws what an uninterrupted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.spec import RequestSpec
-from prism_core.sampling import Greedy, Sampler, TemperatureSampler, give_back
+from prism_core.sampling import Sampler, TemperatureSampler, give_back
+
+
+class Best:
+    """Greedy over logits that the Runtime has found finite already: looking twice would cost five times as much."""
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+        return int(logits.argmax())  # the first of equals, so the lowest id
+
+    def copy(self) -> Best:
+        return self
 
 
 def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> Sampler:
     """The spec's sampler, standing after `emitted`. `InvalidRequest` names a parameter out of the sampler's range."""
     plain = spec.repetition_penalty == 1.0 and spec.presence_penalty == 0.0 and spec.frequency_penalty == 0.0
     if spec.temperature == 0.0 and plain:
-        return Greedy()
+        return Best()
     sampler = TemperatureSampler(
         seed=spec.seed or 0,
         temperature=spec.temperature,
@@ -34,35 +44,43 @@ def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> Sampler:
     return sampler
 
 
-class LogprobSampler:
-    """Wraps a sampler and keeps, for the last draw, natural log-probabilities of the unmodified logits.
+class TurnSampler:
+    """Wraps a turn's sampler: `drawn` is called after each draw, right before the step that evaluates it.
 
-    `last` is `{"lp": float, "top": [[id, lp], ...]}` with the `alternatives` best ids, best first, ties by lower id.
+    With `alternatives`, `last` holds natural log-probabilities of the unmodified logits for the last draw:
+    `{"lp": float, "top": [[id, lp], ...]}` with so many of the best ids, best first, ties by lower id.
     """
 
-    def __init__(self, inner: Any, alternatives: int) -> None:
+    def __init__(self, inner: Any, drawn: Callable[[], None], alternatives: int | None = None) -> None:
         self.inner = inner
-        self.alternatives = alternatives
-        self.last: dict[str, Any] = {}
+        self._drawn = drawn
+        self._alternatives = alternatives
+        self.last: dict[str, Any] | None = None
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         token = int(self.inner.sample(logits))
-        wide = logits.astype(np.float64)
-        wide -= wide.max()
-        wide -= np.log(np.exp(wide).sum())
-        top: list[list[Any]] = []
-        if self.alternatives:
-            count = min(self.alternatives, len(wide))
-            floor = np.partition(wide, len(wide) - count)[len(wide) - count]
-            best = np.flatnonzero(wide >= floor)
-            best = best[np.lexsort((best, -wide[best]))][:count]
-            top = [[int(index), float(wide[index])] for index in best]
-        self.last = {"lp": float(wide[token]) if 0 <= token < len(wide) else 0.0, "top": top}
+        if self._alternatives is not None:
+            self.last = _logprobs(logits, token, self._alternatives)
+        self._drawn()
         return token
 
-    def copy(self) -> LogprobSampler:
-        return LogprobSampler(self.inner.copy(), self.alternatives)
+    def copy(self) -> Any:
+        return self.inner.copy()
 
-    def restore(self, copy: LogprobSampler) -> None:
-        give_back(self.inner, copy.inner)
-        self.last = {}
+    def restore(self, copy: Any) -> None:
+        give_back(self.inner, copy)
+        self.last = None
+
+
+def _logprobs(logits: npt.NDArray[np.float32], token: int, alternatives: int) -> dict[str, Any]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    top: list[list[Any]] = []
+    if alternatives:
+        count = min(alternatives, len(wide))
+        floor = np.partition(wide, len(wide) - count)[len(wide) - count]
+        best = np.flatnonzero(wide >= floor)
+        best = best[np.lexsort((best, -wide[best]))][:count]
+        top = [[int(index), float(wide[index])] for index in best]
+    return {"lp": float(wide[token]) if 0 <= token < len(wide) else 0.0, "top": top}

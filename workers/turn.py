@@ -37,7 +37,7 @@ from workers.cancellation import Halt, Progress, TurnCancellation
 from workers.config import WorkerConfig
 from workers.flusher import SLICE_S, Flusher
 from workers.prompt import TurnPrompt, build
-from workers.sampling import LogprobSampler, sampler_for
+from workers.sampling import TurnSampler, sampler_for
 from workers.text import TurnText
 
 log = logging.getLogger(__name__)
@@ -215,9 +215,7 @@ class Turn:
 
     def _run_runtime(self, prompt: TurnPrompt, text: TurnText, left: int) -> str:
         spec = self._claim.spec
-        sampler: Any = sampler_for(spec, self._ids)
-        if spec.logprobs is not None:
-            sampler = LogprobSampler(sampler, spec.logprobs)
+        sampler = TurnSampler(sampler_for(spec, self._ids), self._flusher.kick, spec.logprobs)
 
         def emit(token: int) -> None:
             self._flusher.wait_for_room(self._check_deadline)
@@ -257,9 +255,9 @@ class Turn:
         tail = b"".join(bytes(self._model.tokenizer.token_bytes(token)) for token in prompt[-THOUGHT_TAIL:])
         return tail.rstrip().endswith(b"<think>")
 
-    def _logprob(self, sampler: Any) -> dict[str, Any] | None:
+    def _logprob(self, sampler: TurnSampler) -> dict[str, Any] | None:
         """The last draw's log-probabilities with each token's bytes, which a gateway without a tokenizer needs."""
-        if not isinstance(sampler, LogprobSampler):
+        if sampler.last is None:
             return None
         name = self._model.tokenizer.token_bytes
         top = [[token, lp, bytes(name(token))] for token, lp in sampler.last["top"]]

@@ -93,6 +93,7 @@ def test_tokens_that_come_while_an_append_travels_go_together_in_the_next_one(st
     on = stage()
     on.wire.gate.clear()
     on.flusher.token(1, "a")
+    on.flusher.kick()
     assert on.wire.entered.wait(20)
     for token in range(2, 50):
         on.flusher.token(token, "b")
@@ -103,6 +104,14 @@ def test_tokens_that_come_while_an_append_travels_go_together_in_the_next_one(st
     assert log.kinds() == ["delta", "delta"]
     assert [event.data["n"] for event in log.events] == [1, 49]
     assert (on.flusher.ev, on.flusher.n, on.flusher.appends) == (2, 49, 2)
+
+
+def test_a_token_waits_for_the_kick_of_the_next_step(stage: Make):
+    on = stage(poll_s=3600.0)
+    on.flusher.token(1, "a")
+    assert not on.wire.entered.wait(0.05)
+    on.flusher.kick()
+    assert on.wire.entered.wait(20)
 
 
 def test_kinds_of_events_keep_their_order(stage: Make):
@@ -219,6 +228,7 @@ def test_a_full_buffer_makes_the_decoder_wait_until_the_broker_is_back(stage: Ma
     on = stage(buffer_events=10)
     on.wire.gate.clear()
     on.flusher.token(0, "x")
+    on.flusher.kick()
     assert on.wire.entered.wait(20)
     for token in range(1, 12):
         on.flusher.token(token, "x")
@@ -261,6 +271,7 @@ def test_a_stopped_turn_does_not_wait_for_room(stage: Make):
     on = stage(buffer_events=1)
     on.wire.gate.clear()
     on.flusher.token(1, "x")
+    on.flusher.kick()
     assert on.wire.entered.wait(20)
     on.flusher.token(2, "x")
     on.cancellation.stop(Halt.DRAINED)
