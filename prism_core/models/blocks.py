@@ -6,15 +6,18 @@ from prism_core.models.graph import Graph
 from prism_core.models.symbols import Buffer
 
 
-def project_qkv(g: Graph, a: Buffer, layer: int, *, q_width: int | None = None) -> tuple[Buffer, Buffer, Buffer]:
-    """q, k, v = attn_q a, attn_k a, attn_v a, with biases where the file has them."""
-    h, at = g.hyper, f"blk.{layer}."
-    kv = h.kv_heads[layer] * h.head_dim
+def project_qkv(g: Graph, a: Buffer, layer: int, *, gates: bool = False) -> tuple[Buffer, Buffer, Buffer]:
+    """q, k, v = attn_q a, attn_k a, attn_v a, with biases where the file has them.
+
+    With `gates` each head of q is followed by as many values that gate its result.
+    """
+    at = f"blk.{layer}."
+    heads, kv_heads, dim = g.hyper.attention_sizes(layer)
     q, k, v = g.linear(
         a,
-        (f"{at}attn_q.weight", "q", q_width or h.heads[layer] * h.head_dim),
-        (f"{at}attn_k.weight", "k", kv),
-        (f"{at}attn_v.weight", "v", kv),
+        (f"{at}attn_q.weight", "q", heads * dim * (2 if gates else 1)),
+        (f"{at}attn_k.weight", "k", kv_heads * dim),
+        (f"{at}attn_v.weight", "v", kv_heads * dim),
     )
     for buffer, name in ((q, "attn_q"), (k, "attn_k"), (v, "attn_v")):
         g.bias(buffer, f"{at}{name}.bias")

@@ -230,10 +230,13 @@ class Graph:
         self.chain(f"{activation}_multiply", gate, gate.pitch, up, up.pitch, gate.width, writes=gate)
         return gate
 
-    def rope_table(self, rope: Rope, name: str = "rope") -> Buffer:
-        """For each token the cosines, then the sines, of its dims/2 angles, times the magnitude."""
+    def rope_table(self, rope: Rope, name: str = "rope", *, divisors: str = "") -> Buffer:
+        """For each token the cosines, then the sines, of its dims/2 angles, times the magnitude.
+
+        `divisors`: a tensor that divides the angles, where the file has it.
+        """
         pairs = rope.dims // 2
-        factors = self.vector("rope_freqs.weight", pairs) if self.has("rope_freqs.weight") else 0
+        factors = self.vector(divisors, pairs) if divisors and self.has(divisors) else 0
         table = self.buffer(name, rope.dims)
         frequencies = np.array(rope.frequencies(), dtype=np.float64)
         self.chain("rope_table", table, table.pitch, frequencies, factors, pairs, float(rope.magnitude), writes=table)

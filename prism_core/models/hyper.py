@@ -82,6 +82,12 @@ class Hyper:
     vocab: int
     rope: Rope
 
+    def attention_sizes(self, layer: int) -> tuple[int, int, int]:
+        """(heads, kv heads, head size) of a layer that attends."""
+        if not self.kv_heads[layer]:
+            raise ModelError(f"layer {layer} attends, but its attention.head_count_kv is 0")
+        return self.heads[layer], self.kv_heads[layer], self.head_dim
+
     @property
     def architecture(self) -> str:
         """The file's `general.architecture`."""

@@ -20,7 +20,7 @@ def build(g: Graph) -> None:
     if h.rope.dims != h.head_dim:
         raise ModelError(f"llama.rope.dimension_count {h.rope.dims} must equal the head size {h.head_dim}")
     x = g.embed()
-    turn = g.rope_table(h.rope)
+    turn = g.rope_table(h.rope, divisors="rope_freqs.weight")
     for layer in range(h.layers):
         a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight")
         q, k, v = project_qkv(g, a, layer)

@@ -17,14 +17,15 @@ _T = TypeVar("_T")
 
 
 class Keys:
-    """The keys `<architecture>.*` of a file's metadata."""
+    """The keys `<architecture>.*` of a file's metadata, or `llm.*`, which one converter wrote instead."""
 
     def __init__(self, metadata: Mapping[str, object], architecture: str) -> None:
         self._metadata = metadata
         self.architecture = architecture
 
     def _name(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
+        own, other = f"{self.architecture}.{key}", f"llm.{key}"
+        return other if own not in self._metadata and other in self._metadata else own
 
     def has(self, key: str) -> bool:
         """Whether the file has `<architecture>.<key>`."""

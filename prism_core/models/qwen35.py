@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prism_core.errors import ModelError
-from prism_core.models.blocks import feed_forward, project_out
+from prism_core.models.blocks import feed_forward, project_out, project_qkv
 from prism_core.models.graph import ALL_TOKENS, Graph
 from prism_core.models.hyper import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Hyper
 from prism_core.models.symbols import Buffer, Operation
@@ -70,16 +70,9 @@ def build(g: Graph) -> None:
 
 
 def _attention(g: Graph, a: Buffer, turn: Buffer, layer: int) -> Buffer:
-    h, at = g.hyper, f"blk.{layer}."
-    heads, kv_heads, dim = h.heads[layer], h.kv_heads[layer], h.head_dim
-    if not kv_heads:
-        raise ModelError(f"layer {layer} is a full attention layer but has no key and value heads")
-    q, k, v = g.linear(
-        a,
-        (f"{at}attn_q.weight", "q", heads * 2 * dim),
-        (f"{at}attn_k.weight", "k", kv_heads * dim),
-        (f"{at}attn_v.weight", "v", kv_heads * dim),
-    )
+    at = f"blk.{layer}."
+    heads, kv_heads, dim = g.hyper.attention_sizes(layer)
+    q, k, v = project_qkv(g, a, layer, gates=True)
     g.head_norm(q, f"{at}attn_q_norm.weight", heads, 2 * dim)
     g.head_norm(k, f"{at}attn_k_norm.weight", kv_heads, dim)
     g.rope(q, turn, heads, 2 * dim)

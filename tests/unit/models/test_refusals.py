@@ -15,6 +15,7 @@ import pytest
 from ops.bench import synthetic
 from prism_core import InvalidRequest, ModelError, open_model
 from prism_core.gguf import open_gguf
+from tests.unit.engine.stepping import each
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
 Tensors = list[Any]
@@ -73,6 +74,8 @@ NUMBERS: list[tuple[str, Any, str]] = [
     ("attention.head_count", np.array([4, 4, 4], np.int32), "qwen3.attention.head_count has 3 entries for 2 layers"),
     ("attention.head_count_kv", 3, "head_count 4 is not a multiple of attention.head_count_kv 3"),
     ("attention.head_count_kv", np.array([2], np.int32), "head_count_kv has 1 entries for 2 layers"),
+    ("attention.head_count_kv", 0, "layer 0 attends, but its attention.head_count_kv is 0"),
+    ("attention.head_count_kv", np.array([2, 0], np.int32), "layer 1 attends, but its attention.head_count_kv is 0"),
     ("attention.key_length", 0, "qwen3.attention.key_length must be in 1..1024, not 0"),
     ("attention.key_length", 63, "qwen3.attention.key_length must be even, not 63"),
     ("attention.key_length", 1026, "qwen3.attention.key_length must be in 1..1024, not 1026"),
@@ -209,6 +212,16 @@ def test_padding_ids_are_masked_and_never_chosen(tmp_path: Path) -> None:
     assert np.isfinite(logits).all()
     assert (logits[1000:] == np.float32(-1e30)).all()
     assert logits[:1000].min() > -100
+
+
+def test_keys_of_the_converter_that_wrote_llm_are_understood(tmp_path: Path) -> None:
+    path = synthetic.qwen3(tmp_path / "model.gguf", layers=1)
+    with open_gguf(path) as file:
+        keys = {key.replace("qwen3.", "llm."): value for key, value in file.metadata.items()}
+        tensors = [(t.name, t.shape, t.type_id, np.array(t.data)) for t in file.tensors.values()]
+    other = synthetic.write_gguf(tmp_path / "other.gguf", keys, tensors)
+    with open_model(path) as model, open_model(other) as same:
+        assert np.array_equal(each(same.decoder(), [1, 2, 3]), each(model.decoder(), [1, 2, 3]))
 
 
 @pytest.mark.parametrize(
