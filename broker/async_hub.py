@@ -12,6 +12,7 @@ from typing import Any
 import redis.asyncio as aredis
 from redis.exceptions import RedisError
 
+from broker.errors import ClientClosed
 from broker.hub import ACK_S, BACK_OFF_S, PING_S
 
 __all__ = ["AsyncHub", "AsyncSubscription"]
@@ -29,6 +30,7 @@ class AsyncSubscription:
         self._ready = asyncio.Event()
         self._messages: collections.deque[bytes] = collections.deque()
         self._missed = False
+        self._ended = False
 
     async def get(self, timeout_s: float) -> list[bytes] | None:
         """All messages that wait, after at most `timeout_s`; empty: silence; None: some were missed, read the log."""
@@ -36,6 +38,8 @@ class AsyncSubscription:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._ready.wait()
+        if self._ended:
+            raise ClientClosed("the client was closed while it was reading")
         found = None if self._missed else list(self._messages)
         self._missed = False
         self._messages.clear()
@@ -50,6 +54,11 @@ class AsyncSubscription:
             self.miss()
         elif not self._missed:
             self._messages.append(message)
+        self._ready.set()
+
+    def end(self) -> None:
+        """The client is being closed: the reader is woken and told."""
+        self._ended = True
         self._ready.set()
 
     def miss(self) -> None:
@@ -100,9 +109,15 @@ class AsyncHub:
                 self._commands.put_nowait(("UNSUBSCRIBE", subscription.channel))
 
     async def close(self) -> None:
+        """Close the connection; waiting readers get `ClientClosed`."""
+        for waiting in self._channels.values():
+            for subscription in waiting:
+                subscription.end()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            while not self._task.done():
+                # Again and again: a library below that swallows one cancellation must not hold us up.
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=0.5)
             self._task = None
 
     async def _run(self) -> None:
@@ -135,10 +150,11 @@ class AsyncHub:
 
     async def _write(self, connection: Any) -> None:
         while True:
-            try:
-                command = await asyncio.wait_for(self._commands.get(), PING_S)
-            except TimeoutError:
-                command = ("PING",)
+            command: tuple[str, ...] = ("PING",)
+            # Not wait_for: up to Python 3.11 it forgets a cancellation that meets a finished get.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_S):
+                    command = await self._commands.get()
             await connection.send_command(*command, check_health=False)
 
     async def _read(self, connection: Any) -> None:

@@ -60,7 +60,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the sockets and give back the share in an embedded broker."""
-        self.redis.close()
+        self.redis.connection_pool.disconnect()
         if self.embedded is not None:
             self.embedded.close()
 

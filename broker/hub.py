@@ -39,12 +39,18 @@ class Subscription:
         self._ready = threading.Condition()
         self._messages: collections.deque[bytes] = collections.deque()
         self._missed = False
+        self._ended = False
 
     def get(self, timeout_s: float) -> list[bytes] | None:
-        """All messages that wait, after at most `timeout_s`; empty: silence; None: some were missed, read the log."""
+        """All messages that wait, after at most `timeout_s`; empty: silence; None: some were missed, read the log.
+
+        `ClientClosed` once the hub is closed.
+        """
         with self._ready:
-            if not self._messages and not self._missed:
+            if not self._messages and not self._missed and not self._ended:
                 self._ready.wait(timeout_s)
+            if self._ended:
+                raise ClientClosed("the client was closed while it was reading")
             found = None if self._missed else list(self._messages)
             self._missed = False
             self._messages.clear()
@@ -60,6 +66,12 @@ class Subscription:
                 self._missed = True
             elif not self._missed:
                 self._messages.append(message)
+            self._ready.notify()
+
+    def end(self) -> None:
+        """The client is being closed: the reader is woken and told."""
+        with self._ready:
+            self._ended = True
             self._ready.notify()
 
     def miss(self) -> None:
@@ -115,9 +127,12 @@ class Hub:
                     self._send("UNSUBSCRIBE", subscription.channel)
 
     def close(self) -> None:
-        """Close the connection and end the thread; waiting readers see silence and then use the log alone."""
+        """Close the connection and end the thread; waiting readers get `ClientClosed`."""
         with self._lock:
             self._closed = True
+            for waiting in self._channels.values():
+                for subscription in waiting:
+                    subscription.end()
             self._send("PING")
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():

@@ -85,6 +85,7 @@ local function rq_final(r, state)
     if registry == want then
       redis.call('ZADD', set, int(expiry), r)
       redis.call('ZREMRANGEBYSCORE', set, '-inf', int(math.floor(at / 1000)))
+      redis.call('EXPIRE', set, RESULT_S)
     else
       redis.call('ZREM', set, r)
     end

@@ -7,6 +7,7 @@ for _, r in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', int(at), 'LIMIT'
   local h = load(r)
   if not h then
     redis.call('ZREM', KEYS[1], r)
+    redis.call('ZREM', KEYS[1] .. ':batch', r)
   elseif h.state == 'queued' then
     unlist(r, h)
     close(r, h, 'expired', 'deadline')

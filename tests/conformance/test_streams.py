@@ -14,7 +14,7 @@ import pytest
 from broker import Client, events, keys
 from broker.async_client import AsyncClient
 from broker.config import PoolConfig
-from broker.errors import InvalidCursor, NotFound, ResultTimeout, StreamLost
+from broker.errors import ClientClosed, InvalidCursor, NotFound, ResultTimeout, StreamLost
 from broker.events import Event
 from tests.brokers import PrivateBroker
 from tests.conformance.rig import Rig, begin, check_stream, emit, end, must_take, play, tokens
@@ -370,6 +370,19 @@ def test_a_reader_that_leaves_early_gives_its_channel_back(rig: Rig, side: Any) 
     end(worker, claim)
     check_stream(other.wait())
     eventually(lambda: rig.redis.pubsub_numsub(keys.request(request))[0][1] == 0)
+
+
+def test_closing_a_client_ends_its_readers(rig: Rig, server: PrivateBroker, kind: str) -> None:
+    before = len(rig.redis.client_list())
+    side = SIDES[kind](server.url, PoolConfig(silence_ms=60_000))
+    request = rig.submit().request
+    reading = Collecting(side.events(request))
+    eventually(lambda: rig.redis.pubsub_numsub(keys.request(request))[0][1] == 1)
+    side.client.close() if kind == "sync" else side.run(side.client.close())
+    with pytest.raises(ClientClosed):
+        reading.wait()
+    side.close()
+    eventually(lambda: len(rig.redis.client_list()) <= before)
 
 
 def test_a_request_that_vanishes_is_a_lost_stream(rig: Rig, side: Any) -> None:
