@@ -12,12 +12,16 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
     TimeoutError,
 )
 
 from broker.errors import BrokerFull, BrokerUnavailable, BrokerUnsuitable
 
 __all__ = ["translated"]
+
+PASSING = ("MISCONF", "BUSY ", "NOREPLICAS", "MASTERDOWN", "LOADING", "TRYAGAIN")
+"""Refusals that end by themselves or by an operator's hand (a full disk, a long script), not by another request."""
 
 
 @contextmanager
@@ -31,3 +35,7 @@ def translated() -> Iterator[None]:
         raise BrokerFull(f"the broker is out of memory: {error}") from error
     except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError) as error:
         raise BrokerUnavailable(f"the broker did not answer: {error}") from error
+    except ResponseError as error:
+        if str(error).startswith(PASSING):
+            raise BrokerUnavailable(f"the broker cannot write just now: {error}") from error
+        raise

@@ -140,6 +140,8 @@ class Claim:
     spec_bytes: bytes
     emitted: list[int] = field(default_factory=list)
     """Ids of the `n` tokens emitted by earlier attempts, in order; generation goes on after them."""
+    emitted_text: str = ""
+    """All text that the log holds for them; it may run ahead of them by a tail that was held back."""
     prompt_tokens: int = 0
     """Prompt tokens that an earlier attempt reported; 0 before the first."""
 
@@ -290,10 +292,12 @@ def _outcome(reply: Any) -> Outcome:
 
 def _claim(reply: Any) -> Claim:
     emitted: list[int] = []
+    texts: list[str] = []
     prompt_tokens = 0
     for payload in reply[15]:
         event = events.Event.unpack(events.BEGIN, payload)
         emitted += event.token_ids
+        texts.append(event.text)
         prompt_tokens = event.data.get("prompt_tokens", prompt_tokens)
     return Claim(
         request=_text(reply[1]),
@@ -311,5 +315,6 @@ def _claim(reply: Any) -> Claim:
         queued_ms=reply[13],
         spec_bytes=reply[14],
         emitted=emitted,
+        emitted_text="".join(texts),
         prompt_tokens=prompt_tokens,
     )

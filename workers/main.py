@@ -16,14 +16,17 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import redis
+
 from broker import log as logs
 from broker.config import PoolConfig
 from broker.connect import connect
-from broker.errors import BrokerUnsuitable
+from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from broker.store import WorkerStore
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.runtime import Generation, Runtime
@@ -35,6 +38,7 @@ EXIT_UNUSABLE = 2
 MAX_REPORT_BYTES = 2000  # less than a pipe holds, so that nobody need be reading
 DEFAULT_OPENER = "prism_core.model:open_model"
 PR_SET_PDEATHSIG = 1
+AWAY_S = 0.5
 SWITCH_S = 0.0005  # a decoder step that ends must not wait 5 ms for a thread that parses a reply
 
 log = logging.getLogger(__name__)
@@ -100,12 +104,23 @@ def run(orders: Orders) -> int:
     runtime.generate([0, 0], Generation(max_tokens=1))  # compiles and touches everything once
     runtime.reset()
     pool = PoolConfig(**orders.pool)
-    client, rq_client = connect(config.redis_url).redis, connect(config.redis_url).redis
+    client, rq_client = reach(config.redis_url), reach(config.redis_url)
     store = WorkerStore(client, lease_for(orders.name or incarnation(), model, memory, orders.label), pool)
     if orders.prepare:
         resolve(orders.prepare)(store)
     worker = TurnWorker(store=store, rq_client=rq_client, model=model, runtime=runtime, plan=memory, config=config)
     return worker.work()
+
+
+def reach(url: str) -> redis.Redis:
+    """A client of the broker, however long it takes to come: the model is loaded already, so waiting is cheaper than
+    starting again. A server that is unfit still ends the process."""
+    while True:
+        try:
+            return connect(url).redis
+        except BrokerUnavailable as error:
+            log.warning("no broker yet", extra={"error": str(error)})
+            time.sleep(AWAY_S)
 
 
 def resolve(name: str) -> Callable[..., Any]:

@@ -124,6 +124,10 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
         """Keeps the worker's record, and its running job's, alive; call each `HEARTBEAT_S` from any thread."""
         job, execution = self._job, self._execution
         with _lenient("heartbeat"):
+            if not self.connection.exists(self.key):  # the broker was away for longer than the record lives
+                state = self.get_state()
+                self.register_birth()
+                self.set_state(state)
             if job is not None and execution is not None:
                 self.maintain_heartbeats(job, execution)
             else:
@@ -173,8 +177,7 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
             self.register_death()
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        """RQ would log the job's arguments and a traceback."""
-        log.info("turn failed", extra={"request": job.id, "reason": str(exc_info[1])[:200]})
+        """RQ would log the job's arguments and a traceback; the worker logs every turn itself."""
 
     @property
     def command_channel(self) -> str:

@@ -41,6 +41,7 @@ FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
 STEADY_S = 3.0  # a member of the pool that lived this long was no crash loop
 LATE_S = 10.0  # what a stopping child may take beyond its grace time
+HUNG_S = 10.0  # what a child that was reaped may take to notice it and exit
 
 
 class WorkersFailed(PrismError):
@@ -58,6 +59,8 @@ class Child:
     crashes: int = 0
     done: bool = False
     unreaped: list[str] = field(default_factory=list)
+    joined: bool = False
+    gone_since: float | None = None
 
 
 class Supervisor:
@@ -177,6 +180,7 @@ class Supervisor:
         except BrokenPipeError:
             pass  # it died at once: the next step sees that
         child.process, child.started = process, self._clock()
+        child.joined, child.gone_since = False, None
         log.info("worker started", extra={"worker": child.name, "pid": process.pid})
 
     def _exited(self, child: Child, code: int) -> None:
@@ -228,6 +232,7 @@ class Supervisor:
             for child in self._children:
                 self._reap(child)
             sweep = self._reaper.tick()
+            self._end_the_hung(now)
         except BrokerUnavailable:
             self._tick_due = now + AWAY_S
             return
@@ -238,6 +243,21 @@ class Supervisor:
                 forget_expired(self._client)
         if sweep.reaped or sweep.mended or sweep.expired:
             log.info("swept", extra={"reaped": sweep.reaped, "mended": sweep.mended, "expired": sweep.expired})
+
+    def _end_the_hung(self, now: float) -> None:
+        """A child that the pool has reaped exits as soon as it sees that; one that sees nothing any more is killed."""
+        with translated():
+            members = {bytes(name).decode() for name in self._client.smembers(keys.WORKERS)}  # type: ignore[arg-type]
+        for child in self._children:
+            if child.process is None:
+                continue
+            if child.name in members:
+                child.joined, child.gone_since = True, None
+            elif child.joined:
+                child.gone_since = child.gone_since or now
+                if now - child.gone_since >= HUNG_S:
+                    log.warning("worker hangs", extra={"worker": child.name, "pid": child.process.pid})
+                    child.process.kill()
 
     # --- the end -------------------------------------------------------------------------------------------------
 

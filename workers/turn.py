@@ -13,15 +13,12 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from broker import events, keys
-from broker.errors import BrokerUnavailable
-from broker.failures import translated
+from broker import events
 from broker.spec import RequestSpec
 from broker.store import Claim, WorkerStore
-from broker.transcript import TurnCommit
 from prism_core.codec import CodecError
 from prism_core.errors import (
     BudgetExceeded,
@@ -35,7 +32,8 @@ from prism_core.errors import (
 from prism_core.runtime import Finish, Generation, Prefill, Runtime, Timings
 from workers.cancellation import Halt, Progress, TurnCancellation
 from workers.config import WorkerConfig
-from workers.flusher import SLICE_S, Flusher
+from workers.ending import Closer, Disposition, Ending, EventsRefused, State, patiently
+from workers.flusher import Flusher
 from workers.prompt import TurnPrompt, build
 from workers.sampling import TurnSampler, sampler_for
 from workers.text import TurnText
@@ -44,23 +42,9 @@ log = logging.getLogger(__name__)
 
 INVALID = "invalid_request: "
 INTERNAL = "internal_error: "
-MAX_REASON_CHARS = 500
 THOUGHT_TAIL = 10  # last tokens of a prompt that may spell <think> and white space
+T = TypeVar("T")
 LOCAL_TRIES = 2  # runs of one claim on a Runtime that had to be reset in between
-
-State = Literal["done", "failed", "cancelled", "expired"]
-Disposition = Literal["ended", "handed_back", "lost"]
-
-
-@dataclass
-class Ending:
-    """What `finish` will be told."""
-
-    state: State
-    reason: str
-    text: str = ""
-    usage: dict[str, int] = field(default_factory=dict)
-    turn: TurnCommit | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class Turn:
     ) -> None:
         """`outside`: asked at every check for a reason to stop; `abandoned` ends even the wait for an absent broker."""
         self._claim, self._model, self._runtime, self._store = claim, model, runtime, store
-        self._config, self._progress, self._abandoned, self._clock = config, progress, abandoned, clock
+        self._config, self._abandoned, self._clock = config, abandoned, clock
         self._deadline = clock() + max(0, claim.remaining_ms) / 1000
         self._cancellation = TurnCancellation(progress, outside)
         self._flusher = Flusher(
@@ -104,6 +88,7 @@ class Turn:
             buffer_s=config.buffer_s,
             clock=clock,
         )
+        self._closer = Closer(store, claim, self._flusher, progress, abandoned)
         if claim.cancel is not None:
             self._cancellation.stop(Halt.CANCELLED, claim.cancel)
         self._ids = list(claim.emitted)
@@ -114,14 +99,19 @@ class Turn:
         self._thinking = False
 
     def run(self) -> TurnResult:
-        """Generates and commits. Raises only if the Runtime cannot be brought back: the worker must exit then."""
+        """Generates and commits. Raises if the Runtime cannot be brought back or events are refused: exit then."""
         try:
             ending = self._attempts()
-            if ending is None:
-                return self._result("lost")
+            disposition: Disposition = "lost"
             if isinstance(ending, Halt):
-                return self._hand_back("preempted" if ending is Halt.PREEMPTED else "drain")
-            return self._finish(ending)
+                disposition = self._closer.hand_back("preempted" if ending is Halt.PREEMPTED else "drain")
+            elif ending is not None:
+                disposition = self._closer.finish(ending, self._usage)
+            if disposition == "lost" and self._cancellation.halt is Halt.BROKEN:
+                # Still ours in the broker's eyes, so nobody else would end it: let this worker be given up, and the
+                # turn be rescued, which counts its takes.
+                raise EventsRefused(self._cancellation.detail)
+            return self._result(disposition, ending if isinstance(ending, Ending) else None)
         finally:
             self._flusher.close()
 
@@ -166,17 +156,14 @@ class Turn:
         halt = self._cancellation.halt
         if halt in (Halt.PREEMPTED, Halt.DRAINED):
             return halt
-        if halt is Halt.FENCED or self._flusher.is_dead:
-            return None
-        if halt is Halt.BROKEN:
-            log.error("events refused", extra={"request": self._claim.request, "error": self._cancellation.detail})
+        if halt in (Halt.FENCED, Halt.BROKEN) or self._flusher.is_dead:
             return None
         return self._ending("cancelled", self._cancellation.detail or "cancelled")
 
     def _generate(self) -> Ending:
         spec = self._claim.spec
         conversation = self._claim.conversation
-        turns = self._store_read(lambda: self._store.transcript(conversation)) if conversation else []
+        turns = self._read(lambda: self._store.transcript(conversation)) if conversation else []
         prompt = build(spec, self._model, turns)
         self._prompt_tokens = len(prompt.token_ids)
         self._thinking = spec.messages is not None and self._opens_thought(prompt.token_ids)
@@ -264,15 +251,8 @@ class Turn:
         return {"lp": sampler.last["lp"], "b": bytes(name(self._ids[-1])), "top": top}
 
     def _given_text(self) -> str:
-        """All text given out so far: by this object before its Runtime was reset, or by earlier attempts (the log)."""
-        if self._text is not None:
-            return self._text.text
-        if not self._ids:
-            return ""
-        stream = keys.log(self._claim.request)
-        entries = self._store_read(lambda: self._store.redis.xrange(stream, "-", "+"))
-        seen = (events.Event.unpack(events.BEGIN, fields[b"d"]) for _, fields in entries)
-        return "".join(event.text for event in seen if event.kind == "delta")
+        """All text given out so far: by this object before its Runtime was reset, or by earlier attempts."""
+        return self._text.text if self._text is not None else self._claim.emitted_text
 
     def _answer_ids(self, text: TurnText) -> list[int]:
         """The ids that stand for the answer's text: those generated, cut where a stop string cut the text."""
@@ -286,14 +266,24 @@ class Turn:
                 return self._ids[:count] + (list(tokenizer.encode(rest, add_bos=False)) if rest else [])
         return list(self._ids)
 
+    def _read(self, call: Callable[[], T]) -> T:
+        """What the broker knows, waited for until the turn must stop."""
+
+        def check() -> None:
+            if self._cancellation.is_cancelled or self._abandoned():
+                raise Cancelled("the turn was stopped while it waited for the broker")
+            self._check_deadline()
+
+        return patiently(call, check)
+
     def _check_deadline(self) -> None:
         if self._clock() >= self._deadline:
             raise DeadlineExceeded("the deadline passed while the turn waited for the broker")
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- what the end says ---------------------------------------------------------------------------------------
 
     def _ending(self, state: State, reason: str) -> Ending:
-        return Ending(state=state, reason=reason)
+        return Ending(state, reason, self._ids, self._text.text if self._text is not None else "")
 
     def _usage(self) -> dict[str, int]:
         """Token counts over all attempts, and where this attempt's time went, in microseconds."""
@@ -316,67 +306,6 @@ class Turn:
             **({"thinking": 1} if self._thinking else {}),
             **{name: round(seconds * 1e6) for name, seconds in phases.items()},
         }
-
-    def _finish(self, ending: Ending) -> TurnResult:
-        """Commits the ending once every event before it is stored; waits out an absent broker."""
-        while self._settle_events():
-            ending.usage = self._usage()
-            outcome = self._store_read(lambda: self._store_finish(ending), once=True)
-            if outcome is None:
-                continue
-            if outcome.status == "behind":
-                self._flusher.resend(outcome.stored_ev)
-                continue
-            if outcome.status in ("ok", "again"):
-                return self._result("ended", ending)
-            break
-        return self._result("lost")
-
-    def _store_finish(self, ending: Ending) -> Any:
-        return self._store.finish(
-            self._claim.request,
-            self._claim.epoch,
-            self._flusher.ev + 1,
-            state=ending.state,
-            reason=ending.reason[:MAX_REASON_CHARS],
-            n=len(self._ids),
-            usage=ending.usage,
-            ids=self._ids,
-            text=self._text.text if self._text is not None else "",
-            turn=ending.turn,
-        )
-
-    def _hand_back(self, why: Literal["preempted", "drain"]) -> TurnResult:
-        while self._settle_events():
-            outcome = self._store_read(
-                lambda: self._store.give_back(self._claim.request, self._claim.epoch, why), once=True
-            )
-            if outcome is not None:
-                return self._result("handed_back" if outcome.status in ("ok", "again") else "lost")
-        return self._result("lost")
-
-    def _settle_events(self) -> bool:
-        """Waits until all events are stored; False if the turn was lost or abandoned meanwhile."""
-        while not self._flusher.flush(SLICE_S):
-            self._progress.stamp()
-            if self._abandoned():
-                return False
-        return not self._flusher.is_dead and not self._abandoned()
-
-    def _store_read(self, call: Callable[[], Any], *, once: bool = False) -> Any:
-        """A call that waits for an absent broker: until the turn is stopped, or (`once`) for one slice, giving None."""
-        while True:
-            try:
-                with translated():
-                    return call()
-            except BrokerUnavailable:
-                self._progress.stamp()
-                time.sleep(SLICE_S)
-                if once:
-                    return None
-                if self._cancellation.is_cancelled or self._abandoned():
-                    raise Cancelled("the turn was stopped while it waited for the broker") from None
-                self._check_deadline()
 
     def _result(self, disposition: Disposition, ending: Ending | None = None) -> TurnResult:
         return TurnResult(

@@ -33,6 +33,7 @@ import redis
 from broker import embedded
 from broker.config import PoolConfig
 from broker.connect import connect
+from broker.errors import BrokerUnavailable
 from broker.keys import conversation_key, new_ulid
 from broker.lua import Scripts
 from broker.rqrecord import fields as rq_fields
@@ -245,7 +246,7 @@ class Chaos:
         key = conversation_key(OWNER, conversation) if conversation else ""
         job = rq_fields(ask.request, priority="interactive", conversation=None, config=self._config)
         names = [ask.request, OWNER, "", "interactive", key, conversation, "", "", spec.pack(), spec.digest(), ""]
-        reply = self._scripts.run("submit", [f"prism:r:{ask.request}"], [*names, 600_000, *job])
+        reply = self._patiently("submit", ask, [*names, 600_000, *job])
         if reply[0] not in (b"placed", b"boxed", b"dup"):
             self._violate(f"request {ask.request}: submit said {reply[0]!r}")
         self._asks.append(ask)
@@ -254,6 +255,14 @@ class Chaos:
         self._readers.append(reader)
         reader.start()
         return ask
+
+    def _patiently(self, script: str, ask: Ask, arguments: list[Any]) -> Any:
+        """A script call, sent again for as long as the broker is away: every script survives that."""
+        while True:
+            try:
+                return self._scripts.run(script, [f"prism:r:{ask.request}"], arguments)
+            except BrokerUnavailable:
+                time.sleep(0.02)
 
     def _read(self, ask: Ask, pause_s: float) -> None:
         client = redis.Redis.from_url(self._raw_url())
@@ -296,7 +305,7 @@ class Chaos:
     def _cancel_some(self) -> None:
         for ask in self._asks[-3 * self._at_once :]:
             if ask.cancelled and ask.request in self._open and self.random.random() < 0.02:
-                self._scripts.run("cancel", [f"prism:r:{ask.request}"], [ask.request, OWNER, "chaos"])
+                self._patiently("cancel", ask, [ask.request, OWNER, "chaos"])
 
     def _inject(self) -> bool:
         """One fault; False if there is nobody to hit."""

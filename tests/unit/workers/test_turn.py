@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
+from redis.exceptions import ResponseError
 
 from broker import keys
+from broker.failures import translated
 from prism_core.sampling import TemperatureSampler
 from tests.brokers import PrivateBroker
-from tests.toy import STOP, ToyModel
+from tests.toy import STOP, ToyCheckpoint, ToyDecoder, ToyModel
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt
+from workers.ending import EventsRefused
 
 
 @pytest.fixture
@@ -243,3 +247,75 @@ def test_a_fenced_turn_writes_nothing_more(rig: Rig):
     assert result.disposition == "lost"
     assert len(rig.log(request).events) == fenced_at[0]
     assert rig.log(request).events[-1].kind == "moved"
+
+
+class Fragile(ToyDecoder):
+    """Fails at one step and, once, in the recovery from it."""
+
+    def arm(self, step: int, restores: int) -> None:
+        self.left, self.restores = step, restores
+
+    left, restores = 10**9, 0
+
+    def evaluate_into(self, token: int, logits: np.ndarray) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("the step failed")
+        super().evaluate_into(token, logits)
+
+    def restore(self, checkpoint: ToyCheckpoint) -> None:
+        if self.restores:
+            self.restores -= 1
+            raise OSError("the restore failed")
+        super().restore(checkpoint)
+
+
+def test_a_runtime_that_faults_in_mid_turn_is_reset_and_the_turn_goes_on_where_it_was(rig: Rig):
+    _, whole = rig.run(prompt="hello", max_tokens=40, stop=["zz"])
+    rig.runtime.decoder.__class__ = Fragile
+    rig.runtime.decoder.arm(20, restores=1)
+    result, log = rig.run(prompt="hello", max_tokens=40, stop=["zz"])
+    assert result.state == "done"
+    assert (log.ids, log.text) == (whole.ids, whole.text)
+    assert not rig.runtime.is_faulted
+
+
+def test_a_decoder_that_fails_ends_the_turn_as_an_internal_error_without_a_word_of_the_prompt(rig: Rig):
+    rig.runtime.decoder.__class__ = Fragile
+    rig.runtime.decoder.arm(20, restores=0)
+    result, log = rig.run(prompt="hello", max_tokens=40)
+    assert (result.state, log.end["reason"]) == ("failed", "internal_error: OSError")
+    again, _ = rig.run(prompt="hello", max_tokens=40)
+    assert again.state == "done"
+
+
+def test_events_that_the_broker_refuses_for_good_make_the_worker_give_up_and_the_turn_is_rescued(rig: Rig):
+    request = rig.submit(prompt="hello", max_tokens=50)
+    claim = rig.store.take()
+    assert claim is not None
+    rig.redis.set(keys.log(request), "no stream")
+    with pytest.raises(EventsRefused):
+        rig.turn(claim).run()
+    rig.redis.delete(keys.log(request))
+    assert rig.scripts.run("rescue", [keys.request(request)], [request, "w1", "worker_lost"]) == b"moved"
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_turn(rig: Rig):
+    """The server refuses writes with MISCONF while it cannot write its append-only file."""
+    request = rig.submit(prompt="hello", max_tokens=30)
+    claim = rig.store.take()
+    assert claim is not None
+    refusals = 3
+    append = rig.store.append
+
+    def full(*arguments, **more):
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            with translated():
+                raise ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+        return append(*arguments, **more)
+
+    rig.store.append = full
+    assert rig.turn(claim).run().state == "done"
+    assert rig.log(request).ids == rig.bare(list(b"hello"), 30)
