@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +37,11 @@ class ToyDecoder:
 
     vocab_size = VOCAB
 
-    def __init__(self, *, identity: str, seed: int, step_s: float, token_s: float, stop_bias: float) -> None:
+    def __init__(
+        self, *, identity: str, seed: int, step_s: float, token_s: float, stop_bias: float, hang: str = ""
+    ) -> None:
+        """While a file `hang` exists, the first decoder to see it removes it and never comes back from its step."""
+        self._hang = hang
         random = np.random.default_rng(seed)
         self.identity = identity
         self._mix = random.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH) * 1.5
@@ -72,6 +78,9 @@ class ToyDecoder:
     def evaluate_into(self, token: int, logits: np.ndarray) -> None:
         self.operations.append(("evaluate", 1))
         self._advance(int(token))
+        if self._hang and os.path.exists(self._hang):
+            os.unlink(self._hang)
+            threading.Event().wait()
         if self._step_s:
             time.sleep(self._step_s)
         logits[:] = (self._head @ self._state).astype(np.float32)
@@ -187,8 +196,11 @@ class ToyModel:
         step_s: float = 0.0,
         token_s: float = 0.0,
         stop_bias: float = 0.0,
+        hang: str = "",
     ) -> None:
-        self._options = {"seed": seed, "step_s": step_s, "token_s": token_s, "stop_bias": stop_bias}
+        self._options: dict[str, Any] = {
+            "seed": seed, "step_s": step_s, "token_s": token_s, "stop_bias": stop_bias, "hang": hang,
+        }  # fmt: skip
         self.identity = hashlib.sha256(f"toy {seed} {stop_bias}".encode()).hexdigest() + "+toy.1"
         self.context_tokens = context_tokens
         self.vocab_size = VOCAB
@@ -213,4 +225,5 @@ def open_toy(path: str, *, threads: int | None = None, context_tokens: int | Non
         step_s=float(options.get("step_s", 0.0)),
         token_s=float(options.get("token_s", 0.0)),
         stop_bias=float(options.get("stop_bias", 0.0)),
+        hang=options.get("hang", ""),
     )

@@ -203,3 +203,21 @@ def test_a_first_message_of_a_conversation_can_be_replaced_through_the_pool(tmp_
         story = pool.follow(pool.submit(messages=ask("other"), conversation="r", max_tokens=5, history="replace"))
         assert story.ids == bare(ask("other"), 5)
         assert pool.redis.llen(f"prism:c:{conversation_key('local', 'r')}:hist") == 1
+
+
+def test_a_loop_that_hangs_loses_its_turn_and_its_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("workers.supervisor.HUNG_S", 0.5)
+    hang = tmp_path / "hang"
+    with Pool(tmp_path, 2, model=f"{SLOW}&hang={hang}", pool=FAST) as pool:
+        request = pool.submit(prompt="hang", max_tokens=200)
+        pool.follow(request, lambda story: len(story.ids) >= 10)
+        worker = pool.worker_of(request)
+        pid = pool.pid_of(worker)
+        hang.touch()
+        began = time.monotonic()
+        story = pool.follow(request)
+        print(f"a hung loop was noticed and its turn moved within {time.monotonic() - began:.1f} s")
+        assert story.ids == bare("hang", 200)
+        assert story.moves == ["worker_lost"]
+        wait_for(lambda: not alive(pid), "the hung process to be ended", 15)
+        wait_for(lambda: len(pool.workers()) == 2, "a new worker", 60)

@@ -216,6 +216,45 @@ def test_a_broker_that_is_away_costs_only_a_log_line(rig: Rig, worker: RqWorker)
         rig.broker.start()
 
 
+def test_a_worker_whose_record_ran_out_during_an_outage_is_registered_again(rig: Rig, worker: RqWorker):
+    request = rig.submit(prompt="x", max_tokens=3)
+    assert rig.store.take() is not None
+    worker.begin(request)
+    rig.redis.delete(worker.key)
+    worker.beat()
+    (seen,) = BaseWorker.all(connection=rig.redis, job_class=TurnJob, serializer=JSONSerializer)
+    assert seen.get_state() == "busy"
+    assert seen.birth_date is not None
+    assert seen.queue_names() == [f"w.{worker.name}"]
+
+
+def test_what_a_woken_zombie_showed_in_rq_is_taken_back_when_it_sees_that_it_is_fenced(rig: Rig, worker: RqWorker):
+    request = rig.submit(prompt="x", max_tokens=3)
+    claim = rig.store.take()
+    assert claim is not None
+    rig.scripts.run("rescue", [f"prism:r:{request}"], [request, "w1", "worker_lost"])
+    worker.begin(request)
+    assert rig.turn(claim).run().disposition == "lost"
+    worker.dropped()
+    job = job_of(rig, request)
+    assert not registries(rig, job)["started"]
+    assert not rig.redis.exists(f"prism:rq:executions:{request}")
+
+
+def test_executions_of_workers_that_died_while_showing_them_are_dropped_in_time(rig: Rig, worker: RqWorker):
+    request = rig.submit(prompt="x", max_tokens=3)
+    assert rig.store.take() is not None
+    worker.begin(request)
+    registry = f"prism:rq:wip:{job_of(rig, request).origin}"
+    rq_adapter.forget_expired(rig.redis)
+    assert rig.redis.zcard(registry) == 1
+    (member,) = rig.redis.zrange(registry, 0, -1)
+    rig.redis.zadd(registry, {member: 1.0})
+    rq_adapter.forget_expired(rig.redis)
+    assert rig.redis.zcard(registry) == 0
+    assert job_of(rig, request).get_status() == JobStatus.STARTED, "RQ's own maintenance would have failed it"
+
+
 def test_commands_of_rq_are_read_and_everything_else_is_not():
     assert RqWorker.command(b'{"command": "shutdown"}') == ("shutdown", "")
     assert RqWorker.command(b'{"command": "stop-job", "job_id": "R"}') == ("stop", "R")
