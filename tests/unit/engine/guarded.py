@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from prism_core import engine, kv, open_model, weights
@@ -74,13 +75,24 @@ def guarded_decoder(model: Any) -> engine.ModelDecoder:
     return decoder
 
 
-def main(path: str, threads: str, exact: str) -> None:
-    with open_model(path, threads=int(threads), exact=exact == "exact", context_tokens=320) as model:
+def put_up_guards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(assembly, "Scratch", GuardedScratch)
+    patch.setattr(assembly, "aligned", guarded)
+    patch.setattr("prism_core.model.Program", GuardedProgram)
+    patch.setattr(weights.Weights, "address", guarded_address)
+    patch.setattr(kv, "aligned", guarded)
+    patch.setattr(kv, "large", guarded)
+    patch.setattr(kv, "SLAB_BYTES", 1)
+
+
+def run(path: str, threads: int, *, exact: bool) -> None:
+    """Compare a guarded decoder with a plain one."""
+    with (
+        open_model(path, threads=threads, exact=exact, context_tokens=320) as model,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         plain = model.decoder()
-        assembly.Scratch, assembly.aligned = GuardedScratch, guarded  # type: ignore[misc]
-        sys.modules["prism_core.model"].Program = GuardedProgram  # type: ignore[attr-defined]
-        weights.Weights.address = guarded_address  # type: ignore[method-assign]
-        kv.aligned, kv.large, kv.SLAB_BYTES = guarded, guarded, 1  # type: ignore[assignment]
+        put_up_guards(patch)
         decoder = guarded_decoder(model)
         logits = guarded(4 * model.vocab_size).view(np.float32)
         wanted = np.empty(model.vocab_size, dtype=np.float32)
@@ -100,8 +112,11 @@ def main(path: str, threads: str, exact: str) -> None:
             for token in (3, 7):
                 plain.evaluate_into(token, wanted)
             assert np.array_equal(logits, wanted)
-    print("ok")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for number, path in enumerate(sys.argv[2:]):
+        print(path, file=sys.stderr, flush=True)  # the last name before a crash is the one that crashed
+        run(path, 1 + number % 2, exact=sys.argv[1] == "exact")
+        kept.clear()
+    print("ok")

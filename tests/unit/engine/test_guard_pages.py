@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ops.bench import synthetic
 from tests.unit.engine.stepping import ARCHITECTURES
 
@@ -44,26 +42,24 @@ ODD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run_guarded(path: Path, *options: str) -> None:
-    """Run guarded.py over a file; it compares with an unguarded decoder and says ok."""
-    script = [sys.executable, "-m", "tests.unit.engine.guarded", str(path), *options]
-    root = Path(__file__).parents[3]
-    ended = subprocess.run(script, capture_output=True, text=True, timeout=200, cwd=root)
+def run_guarded(mode: str, *paths: Path) -> None:
+    """Run guarded.py over files; it compares each with an unguarded decoder and says ok."""
+    script = [sys.executable, "-m", "tests.unit.engine.guarded", mode, *map(str, paths)]
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[3])
     assert (ended.returncode, ended.stdout) == (0, "ok\n"), ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", FIXTURES)
-def test_tiny_models_stay_inside_their_buffers(data: Path, name: str) -> None:
-    run_guarded(data / f"tiny-{name}" / f"tiny-{name}.gguf", "2", "packed")
+def test_tiny_models_stay_inside_their_buffers(data: Path) -> None:
+    run_guarded("packed", *(data / f"tiny-{name}" / f"tiny-{name}.gguf" for name in FIXTURES))
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_shapes_stay_inside_their_buffers(tmp_path: Path, name: str) -> None:
-    run_guarded(synthetic.build(tmp_path / "model.gguf", **ODD[name]), "1", "packed")
+def test_odd_shapes_stay_inside_their_buffers(tmp_path: Path) -> None:
+    files = [synthetic.build(tmp_path / f"{name}.gguf", **options) for name, options in ODD.items()]
+    run_guarded("packed", *files)
 
 
 def test_float32_weights_and_cache_stay_inside_their_buffers(data: Path) -> None:
-    run_guarded(data / "tiny-qwen35-q8_0" / "tiny-qwen35-q8_0.gguf", "1", "exact")
+    run_guarded("exact", *(data / f"tiny-{name}-q8_0" / f"tiny-{name}-q8_0.gguf" for name in ("llama", "qwen35")))
 
 
 def test_one_byte_past_an_end_ends_the_process() -> None:

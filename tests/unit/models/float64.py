@@ -5,6 +5,7 @@ Nothing is shared with the engine but the GGUF reader and `dequantize`: one toke
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,13 @@ def gelu_by_half_table(x: Array) -> Array:
 
 def silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-x)))
+
+
+@functools.cache
+def sylvester(block: int) -> Array:
+    """The normalised transform as a matrix, by its definition."""
+    ones = np.array([[(-1) ** (r & c).bit_count() for c in range(block)] for r in range(block)])
+    return ones / math.sqrt(block)
 
 
 class Forward:
@@ -84,8 +92,7 @@ class Forward:
     def transform(self, x: Array) -> Array:
         assert self.file.hadamard is not None
         block = self.file.hadamard.block_size
-        ones = np.array([[(-1) ** bin(r & c).count("1") for c in range(block)] for r in range(block)])
-        return np.asarray((x.reshape(-1, block) @ (ones / math.sqrt(block)).T).reshape(-1))
+        return np.asarray((x.reshape(-1, block) @ sylvester(block).T).reshape(-1))
 
     def times(self, name: str, x: Array) -> Array:
         result = self.tensor(name) @ self.turned(name, x)
