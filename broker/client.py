@@ -151,8 +151,9 @@ class Client:
 
         conversation: turns of one name run in order, on one worker while it lives. deadline: seconds from now, queueing
         included. idempotency_key: the same key and content give the same request. model: name or identity; empty for
-        whatever the pool runs. Errors: `InvalidRequest`, `Conflict`, `QueueFull`, `NotFound` (model),
-        `BrokerUnavailable`.
+        whatever the pool runs. Errors: `InvalidRequest`, `Conflict`, `QueueFull`, `NotFound` (model), and
+        `BrokerUnavailable`: it may have been accepted all the same, so call again with the same `request_id` or
+        `idempotency_key`.
         """
         item = calls.Submission(
             request=request_id or keys.new_ulid(),

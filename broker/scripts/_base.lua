@@ -4,7 +4,7 @@
 local P, RQ, QUEUE = 'prism:', 'prism:rq:', 'prism:rq:queue:'
 local TERMINAL = {done = true, failed = true, cancelled = true, expired = true}
 local NUMBERS = {epoch = 1, ev = 1, n = 1, attempt = 1, barren = 1, deadline = 1, queued_at = 1, yielded = 1, flagged_at = 1}
-local FIELDS = {'state', 'epoch', 'ev', 'n', 'owner', 'c', 'model', 'implied', 'priority', 'affinity', 'group',
+local FIELDS = {'state', 'epoch', 'ev', 'n', 'owner', 'c', 'model', 'asked', 'priority', 'affinity', 'group',
   'worker', 'attempt', 'barren', 'deadline', 'idem', 'list', 'queued_at', 'yielded', 'flagged_at'}
 
 local function int(x) return string.format('%.0f', x) end

@@ -28,7 +28,13 @@ local function served(model)
   return false
 end
 
-local function idle(w, model) return redis.call('SCARD', P .. 'w:' .. w .. ':run') == 0 and usable(w, model) end
+-- A usable worker that runs nothing. One that has ended its turn and not settled it yet counts: it may be about to sleep.
+local function idle(w, model)
+  for _, r in ipairs(redis.call('SMEMBERS', P .. 'w:' .. w .. ':run')) do
+    if redis.call('HGET', rkey(r), 'state') == 'running' then return false end
+  end
+  return usable(w, model)
+end
 
 -- Ring the first idle worker that nobody has rung yet, in order of sha1(salt .. name): the order depends on the salt only,
 -- so that the same conversation or prefix meets the same worker again.

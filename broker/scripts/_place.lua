@@ -1,6 +1,6 @@
 -- Part: place, the only way a turn gets into a queue, and unlist, the way a client or a sweep gets it out.
 -- KEYS, ARGV: none of its own. Needs _base, _members, _rq.
--- Gives: SUFFIX place unlist
+-- Gives: SUFFIX wanted_model place unlist
 local SUFFIX = {interactive = '', background = '.bg', batch = '.batch'}
 
 local function pin_key(h)
@@ -9,13 +9,19 @@ local function pin_key(h)
   return nil
 end
 
+-- The model that a turn without tokens waits for: what its name stands for now, or, if it named none, the conversation's
+-- last one if that is served, else '' for whatever the pool runs.
+local function wanted_model(h)
+  if h.asked ~= '' then return redis.call('HGET', P .. 'names', h.asked) or h.asked end
+  local last = h.c ~= '' and redis.call('HGET', P .. 'c:' .. h.c .. ':info', 'model')
+  return last and served(last) and last or ''
+end
+
 -- Put the queued request r (its record h) where it belongs: the home queue of the worker it is pinned to, if that one is
 -- usable, else the open queue of its model; at the front if asked. Rings the worker, or one free one.
 local function place(r, h, front)
-  if h.implied == '1' and h.n == 0 then
-    -- The client named no model and has seen no token: the conversation's model if it is served, else whatever runs now.
-    local last = h.c ~= '' and redis.call('HGET', P .. 'c:' .. h.c .. ':info', 'model')
-    h.model = last and served(last) and last or ''
+  if h.n == 0 then
+    h.model = wanted_model(h)
     redis.call('HSET', rkey(r), 'model', h.model)
   end
   local key = pin_key(h)

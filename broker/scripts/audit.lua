@@ -38,7 +38,10 @@ local function mend_queued(r, h)
     if done ~= nil then return done end
   end
   local home = string.match(h.list, '^' .. QUEUE .. 'w%.([%w_-]+)')
-  if h.list ~= '' and h.list ~= 'box' and redis.call('LPOS', h.list, r) and (not home or known(home)) then return false end
+  local there = h.list ~= '' and h.list ~= 'box' and redis.call('LPOS', h.list, r) and (not home or known(home))
+  -- A name may stand for another model by now, such as after an upgrade of the whole pool.
+  local moved_on = h.n == 0 and h.asked ~= '' and wanted_model(h) ~= h.model
+  if there and not moved_on then return false end
   unlist(r, h)
   place(r, h, true)
   return true

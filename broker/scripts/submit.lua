@@ -26,8 +26,7 @@ if idem ~= '' then
 end
 
 local info = c ~= '' and redis.call('HMGET', P .. 'c:' .. c .. ':info', 'model', 'tokenizer') or {false, false}
-local implied = model == ''
-if not implied then
+if model ~= '' then
   model = redis.call('HGET', P .. 'names', model) or model
   if redis.call('HEXISTS', P .. 'models', model) == 0 and not string.find(model, '+', 1, true) then
     return {'unknown_model'}
@@ -50,7 +49,7 @@ end
 
 local at = now_ms()
 local deadline = at + tonumber(ARGV[12])
-redis.call('HSET', key, 'owner', owner, 'hash', hash, 'model', model, 'implied', implied and '1' or '', 'priority', priority,
+redis.call('HSET', key, 'owner', owner, 'hash', hash, 'model', model, 'asked', ARGV[3], 'priority', priority,
   'c', c, 'conversation', ARGV[6], 'affinity', ARGV[7], 'group', ARGV[8], 'spec', ARGV[9], 'idem', idem, 'state', 'queued',
   'epoch', 0, 'ev', 0, 'n', 0, 'attempt', 0, 'barren', 0, 'submitted', int(at), 'queued_at', int(at), 'deadline', int(deadline))
 redis.call('ZADD', P .. 'live', int(deadline), r)

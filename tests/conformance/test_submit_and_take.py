@@ -320,6 +320,30 @@ def test_two_submissions_wake_two_free_workers(rig: Rig) -> None:
     assert all(worker.wait_bell(0.01) for worker in workers)
 
 
+def test_a_worker_that_has_ended_but_not_settled_is_rung_too(rig: Rig) -> None:
+    worker = rig.worker()
+    rig.submit()
+    worker.wait_bell(0.01)
+    claim = must_take(worker)
+    end(worker, claim, settle=False)
+    assert worker.take([claim.request]) is None
+    rig.submit()
+    assert worker.wait_bell(0.01)
+
+
+def test_a_turn_for_a_model_s_name_follows_the_name_to_a_new_identity(rig: Rig) -> None:
+    old = rig.worker("w1", model="toy+a8.1", called="toy")
+    named, exact = rig.submit(model="toy").request, rig.submit(model="toy+a8.1").request
+    rig.kill(old)
+    new = rig.worker("w2", model="toy+a8.2", called="toy")
+    assert new.take() is None
+    assert rig.reaper().audit_all() == 1
+    assert rig.reaper().audit_all() == 0
+    assert must_take(new).request == named
+    assert new.take([named]) is None
+    assert rig.state(exact) == "queued"
+
+
 def test_a_taker_passes_the_bell_on_while_turns_wait_in_the_open(rig: Rig) -> None:
     one = rig.worker("w1")
     rig.submit()
