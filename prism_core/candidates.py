@@ -34,10 +34,12 @@ class Selector:
         """The ids of the `count` highest logits (1..vocab_size), in order."""
         if count >= self.vocab_size:
             return _descending(logits, np.arange(self.vocab_size))
-        ids = np.flatnonzero(np.greater_equal(logits, self._reached(logits, count), out=self._mask))
-        if ids.size > 4 * count:  # ties, or a bound that was too low
+        least = self._reached(logits, count)
+        ids = np.flatnonzero(np.greater_equal(logits, least, out=self._mask))
+        if ids.size > 4 * count:
             values = logits[ids]
-            least = np.partition(values, ids.size - count)[ids.size - count]
+            if np.count_nonzero(values > least) >= count:  # the bound was low; else it is right, and there are ties
+                least = np.partition(values, ids.size - count)[ids.size - count]
             above, level = ids[values > least], ids[values == least]
             ids = np.concatenate((above, level[: count - above.size]))
         return _descending(logits[ids], ids)[:count]

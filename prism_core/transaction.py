@@ -61,7 +61,6 @@ class Transaction:
         self._reserved = 0
         self._commit: Commit | None = None
         self._held: list[Snapshot] = []
-        self._reused: list[Snapshot] = []
 
     def run(self) -> Completion:
         """Does the request; see `Runtime.generate` for what it raises."""
@@ -72,7 +71,7 @@ class Transaction:
         request = check_request(self._arguments, conversation.limits.context_tokens, conversation.vocab_size)
         self.check()
         self._timings.enter("rollback_snapshot")
-        rollback = self._snapshot(0, logits=self._live.length > 0)
+        rollback = self._snapshot(logits=self._live.length > 0)
         self._reserved = rollback.size
         try:
             conversation.unsettled = conversation.committed.tokens
@@ -156,7 +155,7 @@ class Transaction:
 
     def _block_ends(self, request: Request, start: int, last: int) -> Iterator[int]:
         """Ends of the blocks of prompt[start:last], cut at each save position."""
-        for stretch_end in (*(position for position in request.save_at if start < position < last), last):
+        for stretch_end in (*request.save_at, last):
             while start < stretch_end:
                 start = min(start + request.block_tokens, stretch_end)
                 yield start
@@ -212,28 +211,29 @@ class Transaction:
         self._timings.enter("completion_snapshot")
         tokens = self._live.frozen_tokens()
         replaced: list[Snapshot] = []
-        if self._save(logits=True):
+        held = len(self._held)
+        self._save(logits=True)
+        if len(self._held) > held:
             # A position that this very request asks to keep is no mere stage on the way to the new prefix.
             replaced = [s for s in self._reused if s.tokens.size < tokens.size and s.tokens.size not in request.save_at]
         return Commit(TokenView(tokens), self._conversation.committed.prefixes.after(self._held, replaced))
 
-    def _save(self, *, logits: bool) -> bool:
+    def _save(self, *, logits: bool) -> None:
         """Holds a snapshot aside for the commit, if the limits allow one; any failure but an interrupt is swallowed."""
         if not self._conversation.limits.checkpoints:
-            return False
-        held = len(self._held)
+            return
         with suppress(Exception):
-            self._held.append(self._snapshot(self._reserved, logits=logits))
-            self._reserved += self._held[-1].size
+            snapshot = self._snapshot(logits=logits)
+            self._held.append(snapshot)
+            self._reserved += snapshot.size
         self.check()
-        return len(self._held) > held
 
-    def _snapshot(self, reserved: int, *, logits: bool) -> Snapshot:
-        """A snapshot of the live state, once the budget has room for it beside `reserved` bytes."""
+    def _snapshot(self, *, logits: bool) -> Snapshot:
+        """A snapshot of the live state, once the budget has room for it beside what is reserved."""
         live = self._live
         checkpoint_bytes = decoder_bytes("checkpoint_bytes()", self._decoder.checkpoint_bytes())
         size = snapshot_bytes(live.length, live.logits.size * logits, checkpoint_bytes)
-        self._conversation.committed.prefixes.make_room(size, reserved)
+        self._conversation.committed.prefixes.make_room(size, self._reserved)
         tokens, values = live.frozen_tokens(), live.logits.copy() if logits else None
         self.check()
         return Snapshot(tokens, values, self._decoder.checkpoint(), size)

@@ -11,6 +11,7 @@ from prism_core import (
     DeadlineExceeded,
     Finish,
     Generation,
+    InvalidRequest,
     Limits,
     RestoreFailed,
     RuntimeFaulted,
@@ -349,23 +350,29 @@ def test_the_phases_hold_each_operation_once(ticking):
     }
 
 
+class Noting:
+    """A sampler whose copying and restoring are operations of the trace."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def sample(self, logits):
+        return 1
+
+    def copy(self):
+        self.trace.done("copy")
+        return self
+
+    def restore(self, copy):
+        self.trace.done("back")
+
+
 def test_the_phases_of_a_failed_request_end_with_its_recovery(ticking):
     timings = Timings()
     ticking.trace.after[4] = ticking.trace.expire
-
-    class Noting:
-        def sample(self, logits):
-            return 1
-
-        def copy(self):
-            ticking.trace.done("copy")
-            return self
-
-        def restore(self, copy):
-            ticking.trace.done("back")
-
+    sampler = Noting(ticking.trace)
     with pytest.raises(DeadlineExceeded):
-        ticking.ask([2, 3], timings=timings, sampler=Noting(), on_prefix=lambda n: ticking.trace.done("told"))
+        ticking.ask([2, 3], timings=timings, sampler=sampler, on_prefix=lambda n: ticking.trace.done("told"))
     assert ticking.trace.operations == ["copy", "C", "R", "told", "I2", "S", "back"]
     assert seconds(timings) == {
         "sampler_copy": 1.0,
@@ -375,6 +382,15 @@ def test_the_phases_of_a_failed_request_end_with_its_recovery(ticking):
         "prefill_ingestion": 1.0,
         "recovery": 2.0,
     }
+
+
+def test_a_refused_requests_giving_back_is_recovery_and_its_checks_are_no_phase(ticking):
+    timings = Timings()
+    ticking.trace.at_check[0] = lambda: ticking.trace.done("the first check")
+    with pytest.raises(InvalidRequest):
+        ticking.ask([], timings=timings, sampler=Noting(ticking.trace))
+    assert ticking.trace.operations == ["copy", "the first check", "back"]
+    assert seconds(timings) == {"sampler_copy": 1.0, "recovery": 1.0}
 
 
 def test_timings_start_anew_with_each_request_and_stop_with_it(ticking):
