@@ -148,7 +148,8 @@ def main() -> None:
     ]
     for case in cases:
         case.measure(options.threads)
-        case.cold.clear(), case.stream.clear(), case.warm.clear()
+        for times in (case.cold, case.stream, case.warm):
+            times.clear()
     for _ in range(options.rounds):
         for case in cases:
             case.measure(options.threads)
