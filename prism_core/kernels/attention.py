@@ -17,29 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from prism_core.kernels.attention_tiles import FACTOR, ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
+from prism_core.kernels.attention_tiles import ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
 from prism_core.kernels.jit import device, entry, inlined
-from prism_core.kernels.memory import load_f32, store_f16, store_f32
-from prism_core.kernels.numeric import exp_f32, exp_f32x16
-from prism_core.kernels.simd import (
-    add,
-    and_,
-    constant,
-    fma,
-    i32x16,
-    less,
-    load_f32x16,
-    max_lanes,
-    maximum,
-    mul,
-    select,
-    splat_f32x16,
-    splat_i32x16,
-    store,
-    sum_lanes,
-)
+from prism_core.kernels.memory import load_f32, store_f32
+from prism_core.kernels.softmax import clear, finish, join, weigh
 from prism_core.kernels.words import (
     OPERATION,
     PAGE_TOKENS,
@@ -51,101 +32,6 @@ from prism_core.kernels.words import (
     real,
     word,
 )
-
-_LANES_LOW, _LANES_HIGH = constant(i32x16, range(16)), constant(i32x16, range(16, 32))
-_NONE, _ZERO, _ONE = np.float32(-1e30), np.float32(0.0), np.float32(1.0)
-_LARGEST_HALF = np.float32(65504.0)
-_SUMS = 64
-"""A state is its maximum, its factor, and from here 16 partial sums of weights."""
-
-
-@device
-def _store_half(address: Any, value: Any) -> None:
-    """Saturating, so that a huge value cannot become an infinity that 0 would turn into NaN."""
-    store_f16(address, max(min(value, _LARGEST_HALF), -_LARGEST_HALF))
-
-
-def _store_kv(size: int, put: Any, name: str) -> Any:
-    def store_kv(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
-        """(k, pitch, v, pitch, offset in page, heads, head_dim, V row): put k and v of each token into its page."""
-        heads, dim, row = argument(operation, 5), argument(operation, 6), argument(operation, 7)
-        for token in range(begin, end):
-            position = word(context, POSITION) + token
-            page = word(word(context, PAGES), position // PAGE_TOKENS) + argument(operation, 4)
-            slot = position % PAGE_TOKENS
-            k = argument(operation, 0) + 4 * token * argument(operation, 1)
-            v = argument(operation, 2) + 4 * token * argument(operation, 3)
-            for head in range(heads):
-                keys = page + size * PAGE_TOKENS * (dim + row) * head
-                values = keys + size * PAGE_TOKENS * dim + size * slot * row
-                for i in range(dim):
-                    put(keys + size * (PAGE_TOKENS * i + slot), load_f32(k + 4 * (head * dim + i)))
-                    put(values + size * i, load_f32(v + 4 * (head * dim + i)))
-
-    return entry(OPERATION, name=name)(store_kv)
-
-
-store_kv_f16 = _store_kv(2, _store_half, "store_kv_f16")
-store_kv_f32 = _store_kv(4, store_f32, "store_kv_f32")
-
-
-@device
-def _clear(state: Any, sums: Any, row: Any) -> None:
-    """A softmax over nothing."""
-    zero = splat_f32x16(_ZERO)
-    store_f32(state, _NONE)
-    store_f32(state + FACTOR, _ONE)
-    store(state + _SUMS, zero)
-    for i in range(0, 4 * row, 64):
-        store(sums + i, zero)
-
-
-@inlined
-def _weigh(scores: Any, state: Any, low: Any, high: Any) -> None:
-    """Turn 32 scores into weights against the running maximum of `state`; keys outside [low, high) get weight 0."""
-    a, b = load_f32x16(scores), load_f32x16(scores + 64)
-    zero = splat_f32x16(_ZERO)
-    bottom, top = splat_i32x16(low - 1), splat_i32x16(high)
-    seen_a = and_(less(bottom, _LANES_LOW()), less(_LANES_LOW(), top))
-    seen_b = and_(less(bottom, _LANES_HIGH()), less(_LANES_HIGH(), top))
-    none = splat_f32x16(_NONE)
-    a, b = select(seen_a, a, none), select(seen_b, b, none)
-    before = load_f32(state)
-    highest = max(before, max_lanes(maximum(a, b)))
-    shift = splat_f32x16(-highest)
-    a = select(seen_a, exp_f32x16(add(a, shift)), zero)
-    b = select(seen_b, exp_f32x16(add(b, shift)), zero)
-    store(scores, a)
-    store(scores + 64, b)
-    factor = _ONE
-    if highest != before:
-        factor = exp_f32(before - highest)
-        store_f32(state, highest)
-    store_f32(state + FACTOR, factor)
-    store(state + _SUMS, fma(load_f32x16(state + _SUMS), splat_f32x16(factor), add(a, b)))
-
-
-@device
-def _join(state: Any, sums: Any, other: Any, other_sums: Any, row: Any) -> None:
-    """Join the softmax of later keys to that of earlier ones."""
-    later = load_f32(other)
-    if later == _NONE:
-        return
-    before = load_f32(state)
-    highest = max(before, later)
-    mine, theirs = splat_f32x16(exp_f32(before - highest)), splat_f32x16(exp_f32(later - highest))
-    store_f32(state, highest)
-    store(state + _SUMS, fma(load_f32x16(state + _SUMS), mine, mul(load_f32x16(other + _SUMS), theirs)))
-    for i in range(0, 4 * row, 64):
-        store(sums + i, fma(load_f32x16(sums + i), mine, mul(load_f32x16(other_sums + i), theirs)))
-
-
-@inlined
-def _finish(state: Any, sums: Any, out: Any, dim: Any) -> None:
-    """out = sums / total weight."""
-    total = sum_lanes(load_f32x16(state + _SUMS))
-    for i in range(dim):
-        store_f32(out + 4 * i, load_f32(sums + 4 * i) / total)
 
 
 @device
@@ -228,7 +114,7 @@ def _attention(element_bytes: int, name: str) -> Any:
             high = max(min(at + 1 - first_key, PAGE_TOKENS), 0)
             low = min(max(at + 1 - window - first_key, 0), PAGE_TOKENS) if window > 0 else 0
             lowest, highest = min(lowest, low), max(highest, high)
-            _weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
+            weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
         for i in range(0, row, 32):
             place, sums = values + element_bytes * i, part + 4 * i
             add_values(
@@ -243,7 +129,7 @@ def _attention(element_bytes: int, name: str) -> Any:
         group, dim = argument(operation, 7), argument(operation, 8)
         row, window = argument(operation, 9), argument(operation, 10)
         for r in range(rows):
-            _clear(part + rows * 4 * row + ROW_BYTES * r, part + r * 4 * row, row)
+            clear(part + rows * 4 * row + ROW_BYTES * r, part + r * 4 * row, row)
         last = position + (rows - 1) // group
         lowest = max(position + 1 - window, 0) if window > 0 else 0
         per_segment = SEGMENT_TOKENS // PAGE_TOKENS
@@ -279,13 +165,13 @@ def _attention(element_bytes: int, name: str) -> Any:
                 part = argument(operation, 15) + unit * argument(operation, 16)
                 begin_segment, end_segment = max(begin_segment, number), min(end_segment, number + 1)
             for r in range(rows):
-                _clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
+                clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
             for each in range(begin_segment, end_segment):
                 segment(operation, word(context, PAGES), head, each, position, rows, work, part)
                 if tokens > 1:
                     own = part + rows * 4 * row
                     for r in range(rows):
-                        _join(states + ROW_BYTES * r, sums + 4 * row * r, own + ROW_BYTES * r, part + 4 * row * r, row)
+                        join(states + ROW_BYTES * r, sums + 4 * row * r, own + ROW_BYTES * r, part + 4 * row * r, row)
             if tokens > 1:
                 _write(operation, first, last, head, states, sums)
 
@@ -313,7 +199,7 @@ def _write(operation: Any, first: Any, last: Any, head: Any, states: Any, sums: 
         for member in range(group):
             r = (token - first) * group + member
             out = argument(operation, 3) + 4 * (token * argument(operation, 4) + (head * group + member) * dim)
-            _finish(states + ROW_BYTES * r, sums + 4 * row * r, out, dim)
+            finish(states + ROW_BYTES * r, sums + 4 * row * r, out, dim)
 
 
 attention_f16 = _attention(2, "attention_f16")
@@ -338,8 +224,8 @@ def join_segments(operation: Any, context: Any, begin: Any, end: Any, thread: An
     first, segments = _first_segment(position, argument(operation, 9)), position // SEGMENT_TOKENS + 1
     for head in range(heads):
         for member in range(group):
-            _clear(state, sums, row)
+            clear(state, sums, row)
             for number in range(first, segments):
                 part = argument(operation, 5) + (number * heads + head) * argument(operation, 6)
-                _join(state, sums, part + 4 * row * group + ROW_BYTES * member, part + 4 * row * member, row)
-            _finish(state, sums, argument(operation, 0) + 4 * (head * group + member) * dim, dim)
+                join(state, sums, part + 4 * row * group + ROW_BYTES * member, part + 4 * row * member, row)
+            finish(state, sums, argument(operation, 0) + 4 * (head * group + member) * dim, dim)

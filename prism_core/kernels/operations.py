@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism_core.kernels import attention, deltanet, elementwise, hadamard, norms, products, rope
+from prism_core.kernels import attention, deltanet, elementwise, hadamard, norms, pages, products, rope
 from prism_core.kernels.jit import Entry
 
 OPERATIONS: dict[str, Entry] = {
@@ -27,8 +27,8 @@ OPERATIONS: dict[str, Entry] = {
     "scale": elementwise.scale,
     "sigmoid_gate": deltanet.sigmoid_gate,
     "silu_multiply": elementwise.silu_multiply,
-    "store_kv_f16": attention.store_kv_f16,
-    "store_kv_f32": attention.store_kv_f32,
+    "store_kv_f16": pages.store_kv_f16,
+    "store_kv_f32": pages.store_kv_f32,
     "unit_length": norms.unit_length,
     "unrotate": hadamard.unrotate,
 }
