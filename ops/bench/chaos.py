@@ -38,32 +38,17 @@ from broker.keys import conversation_key, new_ulid
 from broker.lua import Scripts
 from broker.rqrecord import fields as rq_fields
 from broker.spec import RequestSpec
-from ops.bench.watch import Ear, Story, Violation, follow
-from prism_core.runtime import Generation, Limits, Prefill, Runtime
-from prism_core.sampling import TemperatureSampler
+from ops.bench.verdict import OWNER, Ask, Oracle, Verdict
+from ops.bench.watch import Ear, follow
 from workers.config import WorkerConfig
 from workers.main import DEFAULT_OPENER, resolve
 from workers.supervisor import Supervisor
 
-OWNER = "local"
 POOL = {"lease_ms": 1500, "beat_ms": 300, "sweep_ms": 100, "total_takes": 1000, "barren_takes": 1000}
 """Short leases, so that a stalled worker is given up in test time; patience with turns that keep meeting faults."""
 FAULTS = {"kill": 10, "stop": 3, "clients": 2, "broker": 1}
 TURNS = 4
 QUIET_S = 120.0
-
-
-@dataclass
-class Ask:
-    """One request and what must come of it."""
-
-    request: str
-    spec: RequestSpec
-    conversation: str = ""
-    expected: list[int] = field(default_factory=list)
-    cancelled: bool = False
-    story: Story | None = None
-    error: str = ""
 
 
 @dataclass
@@ -81,6 +66,16 @@ class Report:
     gaps: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def count(self, verdict: Verdict) -> None:
+        """Takes in what was judged."""
+        self.requests, self.heard = len(verdict.stories), verdict.heard
+        for story in verdict.stories:
+            self.tokens += len(story.ids)
+            self.events += len(story.kinds)
+            self.moves += len(story.moves)
+            self.gaps += story.gaps
+            self.states[str(story.state)] = self.states.get(str(story.state), 0) + 1
 
     @property
     def kills(self) -> int:
@@ -104,38 +99,6 @@ class Report:
             "takeover_gap_p99_s": round(gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))], 3) if gaps else None,
             "violations": len(self.violations),
         }
-
-
-class Oracle:
-    """What an uninterrupted run gives: the bare Runtime, in this process, on the same model."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._runtime = Runtime(model.decoder(), Limits(model.context_tokens, 8, 1 << 30), retention="lru")
-        self._lock = threading.Lock()
-
-    def prompt(self, spec: RequestSpec, past: list[dict[str, Any]], answers: dict[int, list[int]]) -> list[int]:
-        if spec.messages is None:
-            return list(self.model.tokenizer.encode(spec.prompt))
-        return list(self.model.chat.encode_turn([*past, *spec.messages], answers=answers).token_ids)
-
-    def answer(self, spec: RequestSpec, prompt: list[int]) -> list[int]:
-        sampler = None
-        if spec.temperature:
-            sampler = TemperatureSampler(
-                seed=spec.seed or 0, temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p,
-                frequency_penalty=spec.frequency_penalty,
-            )  # fmt: skip
-        ids: list[int] = []
-        with self._lock:
-            self._runtime.generate(
-                prompt,
-                Generation(spec.max_tokens, stop_tokens=self.model.tokenizer.stop_tokens),
-                prefill=Prefill(128),
-                sampler=sampler,
-                emit=ids.append,
-            )
-        return ids
 
 
 class Chaos:
@@ -181,7 +144,9 @@ class Chaos:
             self._say(f"storm over at {time.monotonic() - began:.1f} s")
             self._calm()
             self._say(f"calm at {time.monotonic() - began:.1f} s")
-            self._verify()
+            verdict = Verdict(self._raw, self._oracle, self._ear, self._violate)
+            verdict.judge(self._asks)
+            self.report.count(verdict)
         self.report.seconds = time.monotonic() - began
         return self.report
 
@@ -191,7 +156,7 @@ class Chaos:
     def _pool(self, home: Path) -> Iterator[None]:
         share = embedded.ensure(home, idle_s=1.0)
         self._client = connect(share.url, tries=40).redis
-        self._raw = redis.Redis.from_url(share.url)
+        self._raw: Any = redis.Redis.from_url(share.url)
         self._scripts = Scripts(self._client, self._config)
         self._ear = Ear(redis.Redis.from_url(share.url))
         self._oracle = Oracle(resolve(self._opener)(self._oracle_model, threads=1, context_tokens=None))
@@ -330,7 +295,8 @@ class Chaos:
     def _victim(self) -> int | None:
         """A worker that is a member and not stopped, one with a turn if there is any; never the last one standing."""
         stopped = {pid for _, pid in self._thaws}
-        busy, idle = [], []
+        busy: list[int] = []
+        idle: list[int] = []
         with contextlib.suppress(redis.RedisError):
             for name in sorted(self._raw.smembers("prism:ws")):
                 lease = self._raw.get(b"prism:w:" + name)
@@ -358,91 +324,6 @@ class Chaos:
     def _settled(self) -> bool:
         runs = [self._raw.scard(key) for key in self._raw.scan_iter("prism:w:*:run")]
         return not any(runs) and self._raw.scard("prism:ws") == self._workers
-
-    # --- verdict -------------------------------------------------------------------------------------------------
-
-    def _verify(self) -> None:
-        self.report.requests = len(self._asks)
-        conversations: dict[str, list[Ask]] = {}
-        for ask in self._asks:
-            if ask.conversation:
-                conversations.setdefault(ask.conversation, []).append(ask)
-            else:
-                self._guard(ask, lambda ask=ask: self._check(ask, [], {}))  # type: ignore[misc]
-        for name, asks in conversations.items():
-            self._guard(asks[0], lambda name=name, asks=asks: self._check_conversation(name, asks))  # type: ignore[misc]
-        self._check_pool()
-
-    def _guard(self, ask: Ask, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except Violation as error:
-            self._violate(str(error))
-
-    def _check(self, ask: Ask, past: list[dict[str, Any]], answers: dict[int, list[int]]) -> Story:
-        if ask.story is None:
-            raise Violation(f"request {ask.request}: {ask.error or 'its reader never came back'}")
-        story, record = ask.story, self._raw.hgetall(f"prism:r:{ask.request}")
-        self._count(story)
-        entries = {entry: fields[b"d"] for entry, fields in self._raw.xrange(f"prism:r:{ask.request}:log")}
-        _hold(ask, len(entries) == len(story.kinds), "the log grew after the end was read")
-        self.report.heard += self._ear.check(ask.request, entries)
-        expected = self._oracle.answer(ask.spec, self._oracle.prompt(ask.spec, past, answers))
-        if ask.cancelled and story.state == "cancelled":
-            _hold(ask, story.ids == expected[: len(story.ids)], "a cancelled turn's ids differ from the bare Runtime's")
-        else:
-            _hold(ask, story.state == "done", f"ended as {story.state}: {story.end}")
-            _hold(ask, story.ids == expected, _difference(story.ids, expected))
-            _hold(ask, story.text == self._oracle.model.tokenizer.decode(expected), "the text is not that of the ids")
-        _hold(ask, record[b"state"].decode() == story.state, "the record's state is not the end event's")
-        status = self._raw.hget(f"prism:rq:job:{ask.request}", "status")
-        want = b"finished" if story.state == "done" else b"canceled"
-        _hold(ask, status == want, f"RQ says {status!r}, not {want!r}")
-        _hold(ask, not self._raw.exists(f"prism:rq:executions:{ask.request}"), "RQ still shows an execution")
-        return story
-
-    def _count(self, story: Story) -> None:
-        self.report.tokens += len(story.ids)
-        self.report.events += len(story.kinds)
-        self.report.moves += len(story.moves)
-        self.report.gaps += story.gaps
-        self.report.states[str(story.state)] = self.report.states.get(str(story.state), 0) + 1
-
-    def _check_conversation(self, name: str, asks: list[Ask]) -> None:
-        past: list[dict[str, Any]] = []
-        answers: dict[int, list[int]] = {}
-        before = 0
-        for ask in asks:
-            story = self._check(ask, past, answers)
-            record = self._raw.hgetall(f"prism:r:{ask.request}")
-            _hold(ask, int(record[b"taken"]) >= before, "its last take came before the turn ahead had ended")
-            before = int(record[b"ended"])
-            past += [*(ask.spec.messages or []), {"role": "assistant", "content": story.text}]
-            answers[len(past) - 1] = story.ids
-        turns = self._raw.llen(f"prism:c:{conversation_key(OWNER, name)}:hist")
-        _hold(asks[0], turns == len(asks), f"the transcript of {name} has {turns} turns of {len(asks)}")
-
-    def _check_pool(self) -> None:
-        for pattern in ("prism:rq:queue:*", "prism:c:*:box", "prism:c:*:act", "prism:rq:wip:*"):
-            for key in self._raw.scan_iter(pattern):
-                self._violate(f"{key.decode()} was left behind")
-        boot = self._raw.get("prism:boot")
-        if not boot:
-            self._violate("the boot id is gone")
-
-
-def _hold(ask: Ask, holds: bool, what: str) -> None:
-    if not holds:
-        raise Violation(f"request {ask.request}: {what}")
-
-
-def _difference(seen: list[int], expected: list[int]) -> str:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(seen, expected, strict=False)) if a != b), min(len(seen), len(expected))
-    )
-    return (
-        f"ids differ from the bare Runtime's at {at}: {seen[at : at + 3]} of {len(seen)}, not {expected[at : at + 3]}"
-    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -47,7 +47,7 @@ def arm(store: WorkerStore) -> None:
             _count_down(client, "after")
         return reply
 
-    store._run = mortal  # type: ignore[method-assign]
+    store._run = mortal
 
 
 _COUNT_DOWN = """

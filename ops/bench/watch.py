@@ -82,7 +82,7 @@ class Story:
 
 
 def follow(
-    client: redis.Redis,
+    client: Any,
     request: str,
     until: Callable[[Story], bool] | None = None,
     timeout_s: float = 60.0,
@@ -117,7 +117,7 @@ def follow(
 class Ear:
     """Hears every live event of the pool, to be compared with the logs afterwards."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
         self._stop = threading.Event()
         self.heard: dict[str, dict[bytes, bytes]] = {}

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from broker.keys import conversation_key
+from broker.keys import conversation_key, new_ulid
 from ops.bench import killpoints
 from prism_core.runtime import Generation, Limits, Runtime
 from tests.pool import Pool, wait_for
@@ -44,7 +44,7 @@ def check_point(pool: Pool, side: str, k: int) -> bool:
     """Two turns of a conversation with a worker killed at the k-th call; False if they needed fewer calls."""
     wait_for(lambda: len(pool.workers()) >= 2, "two workers", 60)
     killpoints.aim(pool.redis, side, k)
-    name = f"{side}{k}"
+    name = new_ulid()
     requests = [pool.submit(messages=[ASK], conversation=name, max_tokens=TOKENS) for _ in range(2)]
     for request, ids in zip(requests, expected(), strict=True):
         story = pool.follow(request)
