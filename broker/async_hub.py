@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from broker.errors import ClientClosed
 from broker.hub import ACK_S, BACK_OFF_S, PING_S
+from broker.wire import Replies, command
 
 __all__ = ["AsyncHub", "AsyncSubscription"]
 
@@ -86,7 +87,7 @@ class AsyncHub:
         if ack is None:
             ack = self._acks[channel] = asyncio.Event()
             self._commands.put_nowait(("SUBSCRIBE", channel))
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="prism-hub")
         try:
             async with asyncio.timeout(ACK_S):
@@ -123,14 +124,11 @@ class AsyncHub:
     async def _run(self) -> None:
         failures = 0
         while True:
-            connection = self._pool.make_connection()
+            connection: Any = self._pool.make_connection()
             try:
                 await connection.connect()
-                await self._greet(connection)
                 failures = 0
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write(connection))
-                    tasks.create_task(self._read(connection))
+                await self._listen(connection._reader, connection._writer)
             except* (RedisError, OSError) as errors:
                 _log.debug("pub/sub connection lost: %s", errors.exceptions[0])
             finally:
@@ -138,33 +136,50 @@ class AsyncHub:
             await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
             failures += 1
 
-    async def _greet(self, connection: Any) -> None:
-        """Subscribe to everything that is wanted now; what was queued for the old connection is void."""
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the connection is lost."""
+        writer.write(self._greet())
+        await writer.drain()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._write(writer))
+            tasks.create_task(self._read(reader))
+
+    def _greet(self) -> bytes:
+        """Subscribe to everything that is wanted now; commands left for an earlier connection are void."""
         while not self._commands.empty():
             self._commands.get_nowait()
-        for channel, waiting in list(self._channels.items()):
+        for channel, waiting in self._channels.items():
             if self._acks[channel].is_set():
                 for subscription in waiting:
                     subscription.miss()
-            await connection.send_command("SUBSCRIBE", channel, check_health=False)
+        return command("SUBSCRIBE", *self._channels) if self._channels else b""
 
-    async def _write(self, connection: Any) -> None:
+    async def _write(self, writer: asyncio.StreamWriter) -> None:
         while True:
-            command: tuple[str, ...] = ("PING",)
+            words: tuple[str, ...] = ("PING",)
             # Not wait_for: up to Python 3.11 it forgets a cancellation that meets a finished get.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PING_S):
-                    command = await self._commands.get()
-            await connection.send_command(*command, check_health=False)
+                    words = await self._commands.get()
+            writer.write(command(*words))
+            await writer.drain()
 
-    async def _read(self, connection: Any) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        replies = Replies()
         while True:
-            reply = await connection.read_response(disable_decoding=True, timeout=3 * PING_S, push_request=True)
-            kind, channel = reply[0], reply[1]
-            if kind == b"message":
-                for subscription in self._channels.get(channel.decode(), ()):
-                    subscription.deliver(reply[2])
-            elif kind == b"subscribe":
-                ack = self._acks.get(channel.decode())
-                if ack is not None:
-                    ack.set()
+            async with asyncio.timeout(3 * PING_S):
+                data = await reader.read(65_536)
+            if not data:
+                raise ConnectionError("the broker closed the pub/sub connection")
+            for reply in replies.feed(data):
+                self._dispatch(reply)
+
+    def _dispatch(self, reply: Any) -> None:
+        kind = reply[0] if isinstance(reply, list) and reply else None
+        if kind == b"message":
+            for subscription in self._channels.get(reply[1].decode(), ()):
+                subscription.deliver(reply[2])
+        elif kind == b"subscribe":
+            ack = self._acks.get(reply[1].decode())
+            if ack is not None:
+                ack.set()

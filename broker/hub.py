@@ -11,6 +11,8 @@ import collections
 import contextlib
 import logging
 import os
+import selectors
+import socket
 import threading
 import time
 from typing import Any
@@ -19,6 +21,7 @@ import redis
 from redis.exceptions import RedisError
 
 from broker.errors import ClientClosed
+from broker.wire import Replies, command
 
 __all__ = ["Hub", "Subscription"]
 
@@ -83,15 +86,20 @@ class Subscription:
 
 
 class Hub:
-    """The process's subscriber. Its thread starts with the first subscription and ends with `close`."""
+    """The process's subscriber. Its thread starts with the first subscription and ends with `close`.
+
+    Only that thread touches the socket (a TLS one bears no two at once); the others leave commands and wake it.
+    """
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool = client.connection_pool
         self._lock = threading.Lock()
         self._channels: dict[str, list[Subscription]] = {}
         self._acks: dict[str, threading.Event] = {}
-        self._connection: Any = None
+        self._commands: collections.deque[tuple[str, ...]] = collections.deque()
         self._thread: threading.Thread | None = None
+        self._wake_up, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
         self._closed = False
         self._pid = os.getpid()
 
@@ -108,7 +116,7 @@ class Hub:
             if ack is None:
                 ack = self._acks[channel] = threading.Event()
                 self._send("SUBSCRIBE", channel)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="prism-hub", daemon=True)
                 self._thread.start()
         if not ack.wait(ACK_S):
@@ -129,80 +137,108 @@ class Hub:
     def close(self) -> None:
         """Close the connection and end the thread; waiting readers get `ClientClosed`."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             for waiting in self._channels.values():
                 for subscription in waiting:
                     subscription.end()
-            self._send("PING")
+            self._wake()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
+        self._wake_up.close()
+        self._woken.close()
 
-    def _send(self, *command: str) -> None:
-        """Under the lock. A failure is the reading thread's to notice: it connects and subscribes again."""
-        if self._connection is not None:
-            with contextlib.suppress(RedisError, OSError):
-                self._connection.send_command(*command, check_health=False)
+    def _send(self, *words: str) -> None:
+        """Under the lock: leave a command for the thread."""
+        if not self._closed:
+            self._commands.append(words)
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_up.send(b"x", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
         failures = 0
         while not self._closed:
+            connection: Any = self._pool.make_connection()
             try:
-                self._connect()
+                connection.connect()
                 failures = 0
-                self._listen()
+                self._listen(connection._sock)
             except (RedisError, OSError) as error:
                 _log.debug("pub/sub connection lost: %s", error)
             finally:
-                self._disconnect()
+                connection.disconnect()
             if not self._closed:
                 time.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
                 failures += 1
 
-    def _connect(self) -> None:
-        connection: Any = self._pool.make_connection()
-        connection.connect()
+    def _greet(self) -> bytes:
+        """Subscribe to everything that is wanted now; commands left for an earlier connection are void."""
         with self._lock:
-            self._connection = connection
+            self._commands.clear()
             for channel, waiting in self._channels.items():
-                self._send("SUBSCRIBE", channel)
                 if self._acks[channel].is_set():
                     for subscription in waiting:
                         subscription.miss()
+            channels = list(self._channels)
+        return command("SUBSCRIBE", *channels) if channels else b""
 
-    def _disconnect(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
-
-    def _listen(self) -> None:
-        connection = self._connection
+    def _listen(self, stream: Any) -> None:
+        """Until the hub is closed (returns) or the connection is lost (raises)."""
+        stream.settimeout(ACK_S)
+        stream.sendall(self._greet())
+        replies = Replies()
         heard = time.monotonic()
         asked = False
-        while not self._closed:
-            if not connection.can_read(timeout=1.0):
-                quiet = time.monotonic() - heard
-                if asked and quiet > 2 * PING_S:
-                    raise TimeoutError("the pub/sub connection is silent")
-                if quiet > PING_S and not asked:
-                    with self._lock:
-                        self._send("PING")
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while not self._closed:
+                ready = {key.fileobj for key, _ in selector.select(1.0)}
+                if self._woken in ready:
+                    stream.sendall(self._left_commands())
+                if stream in ready:
+                    for reply in self._receive(stream, replies):
+                        self._dispatch(reply)
+                    heard, asked = time.monotonic(), False
+                elif time.monotonic() - heard > PING_S * (2 if asked else 1):
+                    if asked:
+                        raise TimeoutError("the pub/sub connection is silent")
+                    stream.sendall(command("PING"))
                     asked = True
-                continue
-            self._dispatch(connection.read_response(disable_decoding=True, push_request=True))
-            heard, asked = time.monotonic(), False
+
+    @staticmethod
+    def _receive(stream: Any, replies: Replies) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            data = stream.recv(65_536)
+            if not data:
+                raise ConnectionError("the broker closed the pub/sub connection")
+            found += replies.feed(data)
+            # TLS may hold decrypted bytes that the selector does not see.
+            if not getattr(stream, "pending", lambda: 0)():
+                return found
+
+    def _left_commands(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        with self._lock:
+            words, self._commands = self._commands, collections.deque()
+        return b"".join(command(*each) for each in words)
 
     def _dispatch(self, reply: Any) -> None:
-        kind, channel = reply[0], reply[1]
+        kind = reply[0] if isinstance(reply, list) and reply else None
         if kind == b"message":
-            for subscription in self._waiting(channel.decode()):
+            channel = reply[1].decode()
+            with self._lock:
+                waiting = list(self._channels.get(channel, ()))
+            for subscription in waiting:
                 subscription.deliver(reply[2])
         elif kind == b"subscribe":
-            ack = self._acks.get(channel.decode())
+            ack = self._acks.get(reply[1].decode())
             if ack is not None:
                 ack.set()
-
-    def _waiting(self, channel: str) -> list[Subscription]:
-        with self._lock:
-            return list(self._channels.get(channel, ()))

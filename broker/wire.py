@@ -1,0 +1,69 @@
+"""Replies of a subscribed connection, parsed as their bytes arrive (RESP2: what pub/sub sends and nothing else).
+
+redis-py connects again behind one's back when a call meets a closed socket, and the new connection is subscribed to
+nothing. So the hubs let it connect and log in, and then read and write the socket themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["MAX_REPLY_BYTES", "Replies", "command"]
+
+MAX_REPLY_BYTES = 64 << 20
+
+
+def command(*words: str) -> bytes:
+    """One command as bytes."""
+    encoded = [word.encode() for word in words]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+
+
+class Replies:
+    """Takes bytes in any pieces, gives whole replies. `ConnectionError` for bytes that are none."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Replies completed by `data`: lists, bytes, int or None."""
+        self._buffer += data
+        if len(self._buffer) > MAX_REPLY_BYTES:
+            raise ConnectionError(f"a reply of the broker is over {MAX_REPLY_BYTES} bytes")
+        found, at = [], 0
+        while (parsed := self._parse(at)) is not None:
+            value, at = parsed
+            found.append(value)
+        del self._buffer[:at]
+        return found
+
+    def _parse(self, at: int) -> tuple[Any, int] | None:
+        """The value at `at` and where the next begins; None if it is not all here."""
+        end = self._buffer.find(b"\r\n", at)
+        if end < 0:
+            return None
+        kind, line = bytes(self._buffer[at : at + 1]), bytes(self._buffer[at + 1 : end])
+        at = end + 2
+        if kind in (b"+", b"-"):
+            return line, at
+        try:
+            number = int(line)
+        except ValueError:
+            raise ConnectionError(f"the broker sent {(kind + line)[:40]!r}, which is no reply") from None
+        if kind == b":":
+            return number, at
+        if number < 0:
+            return None, at
+        if kind == b"$":
+            stop = at + number
+            return (bytes(self._buffer[at:stop]), stop + 2) if len(self._buffer) >= stop + 2 else None
+        if kind != b"*":
+            raise ConnectionError(f"the broker sent {(kind + line)[:40]!r}, which is no reply")
+        items = []
+        for _ in range(number):
+            parsed = self._parse(at)
+            if parsed is None:
+                return None
+            item, at = parsed
+            items.append(item)
+        return items, at
