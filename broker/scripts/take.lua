@@ -73,21 +73,44 @@ local function pop()
   end
 end
 
+-- Move the batch lines of h's group in one stretch of a list to this worker's home, in order.
+local function bring_home(h, list, first, last)
+  local home = QUEUE .. 'w.' .. w .. '.batch'
+  for _, other in ipairs(redis.call('LRANGE', list, first, last)) do
+    local o = redis.call('HMGET', rkey(other), 'group', 'owner', 'c')
+    if o[1] == h.group and o[2] == h.owner and o[3] == '' then
+      redis.call('LREM', list, 1, other)
+      redis.call('RPUSH', home, other)
+      redis.call('HSET', rkey(other), 'list', home)
+      redis.call('SADD', RQ .. 'queues', home)
+      rq_set(other, 'origin', 'w.' .. w .. '.batch')
+    end
+  end
+end
+
 -- Lines of one batch group share a prefix: whoever takes the first from the open takes those behind it home.
 local function gather(h)
-  local home, front = QUEUE .. 'w.' .. w .. '.batch', QUEUE .. 'open.'
-  for _, open in ipairs({front .. tag(lease.model) .. '.batch', front .. 'any.batch'}) do
-    for _, other in ipairs(redis.call('LRANGE', open, 0, TAKE_STEP - 1)) do
-      local o = redis.call('HMGET', rkey(other), 'group', 'owner', 'c')
-      if o[1] == h.group and o[2] == h.owner and o[3] == '' then
-        redis.call('LREM', open, 1, other)
-        redis.call('RPUSH', home, other)
-        redis.call('HSET', rkey(other), 'list', home)
-        redis.call('SADD', RQ .. 'queues', home)
-        rq_set(other, 'origin', 'w.' .. w .. '.batch')
+  bring_home(h, QUEUE .. 'open.' .. tag(lease.model) .. '.batch', 0, TAKE_STEP - 1)
+  bring_home(h, QUEUE .. 'open.any.batch', 0, TAKE_STEP - 1)
+end
+
+-- With nothing of its own to do: the last group that waits at a busy worker comes here, all of it.
+local function steal()
+  local from, longest, last = nil, 0, nil
+  for _, other in ipairs(redis.call('SMEMBERS', P .. 'ws')) do
+    local list = QUEUE .. 'w.' .. other .. '.batch'
+    local length = redis.call('LLEN', list)
+    if other ~= w and length > longest and redis.call('SCARD', P .. 'w:' .. other .. ':run') > 0 then
+      local r = redis.call('LINDEX', list, -1)
+      local h = load(r)
+      if h and h.state == 'queued' and h.c == '' and h.group ~= '' and (h.model == '' or h.model == lease.model) then
+        from, longest, last = list, length, h
       end
     end
   end
+  if not from then return nil end
+  bring_home(last, from, -TAKE_STEP, -1)
+  return redis.call('LPOP', QUEUE .. 'w.' .. w .. '.batch')
 end
 
 local function other_tokenizer(h)
@@ -104,6 +127,7 @@ end
 
 for _ = 1, TAKE_STEP do
   local r, from_open = pop()
+  if not r then r = steal() end
   if not r then return {'none'} end
   local h = load(r)
   if h and h.state == 'queued' then

@@ -388,6 +388,44 @@ def test_batch_lines_of_one_group_go_home_with_whoever_takes_the_first(rig: Rig)
     assert rig.queue("w.w2.batch") == group_b[1:]
 
 
+def test_an_idle_worker_takes_a_whole_group_that_waits_at_a_busy_one(rig: Rig) -> None:
+    busy, idle = rig.worker("w1"), rig.worker("w2")
+    running = [rig.submit(priority="batch", group=group).request for group in "ab"]
+    assert [must_take(busy, running).request for _ in running] == running
+    group_a = [rig.submit(priority="batch", group="a").request for _ in range(2)]
+    group_b = [rig.submit(priority="batch", group="b").request for _ in range(3)]
+    assert rig.queue("w.w1.batch") == [*group_a, *group_b]
+    assert must_take(idle).request == group_b[0]
+    assert rig.queue("w.w2.batch") == group_b[1:]
+    assert rig.queue("w.w1.batch") == group_a
+    later = rig.submit(priority="batch", group="b").request
+    assert rig.queue("w.w2.batch") == [*group_b[1:], later]
+
+
+def test_nobody_takes_a_group_from_a_worker_that_is_about_to_begin_it(rig: Rig) -> None:
+    one, two = rig.worker("w1"), rig.worker("w2")
+    first = must_take(one, []) if rig.submit(priority="batch", group="a") else None
+    assert first is not None
+    waiting = rig.submit(priority="batch", group="a").request
+    play(one, first, [1])
+    assert two.take() is None
+    assert must_take(one).request == waiting
+
+
+def test_lines_of_another_model_or_of_a_conversation_are_not_taken_from_their_worker(rig: Rig) -> None:
+    one, other = rig.worker("w1", model="small+1"), rig.worker("w2", model="large+1")
+    first = rig.submit(priority="batch", group="a", model="small+1").request
+    assert must_take(one).request == first
+    rig.submit(priority="batch", group="a", model="small+1")
+    assert other.take() is None
+    third = rig.worker("w3", model="small+1")
+    assert must_take(third).group == "a"
+    turn = rig.submit(priority="batch", conversation="c", model="small+1").request
+    assert must_take(one, [first]).request == turn
+    rig.submit(priority="batch", conversation="c", model="small+1")
+    assert third.take([claim.decode() for claim in rig.redis.smembers("prism:w:w3:run")]) is None
+
+
 def test_finish_commits_the_transcript_and_edits_replace_what_followed(rig: Rig) -> None:
     worker = rig.worker()
     for base in range(3):
