@@ -112,7 +112,8 @@ def test_identical_files_have_one_identity_and_settings_that_change_bits_another
 def test_the_memory_of_many_requests_stays_within_context_and_checkpoints(model: Model) -> None:
     decoder = model.decoder()
     budget = 3 * decoder.checkpoint_bytes_at(300)
-    runtime = Runtime(decoder, Limits(1024, 8, budget))
+    with pytest.warns(RuntimeWarning, match="two snapshots of a full context"):
+        runtime = Runtime(decoder, Limits(1024, 8, budget))
     for seed in range(25):
         answer(runtime, random_ids(seed, 150 + 5 * seed), 5)
     arena = decoder._sequence.arena
