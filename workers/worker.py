@@ -276,6 +276,7 @@ class TurnWorker(RqWorker):
             "reused_tokens": tally.reused_tokens,
             "busy_ms": round(tally.busy_s * 1000),
             "saved_prefixes": self._runtime.checkpoint_count,
+            "live_tokens": len(self._runtime.tokens),
             "threads": self._config.threads,
             "pid": os.getpid(),
             **self._plan.stats(),
