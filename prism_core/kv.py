@@ -263,9 +263,9 @@ class Sequence:
 
     def reset(self) -> None:
         """The empty sequence."""
-        self.arena.release(self._pages)
-        self._pages.clear()
+        old, self._pages = self._pages, []
         self.length = 0
+        self.arena.release(old)
         self._state = None
         self._torn = False
 
@@ -291,9 +291,10 @@ class Sequence:
         """Go to `saved`, which stays as it is."""
         if not isinstance(saved, Checkpoint) or saved.arena is not self.arena:
             raise DecoderError("this checkpoint was made by another decoder")
+        # In this order an interrupt between any two steps can lose pages, but never give one to two owners.
         self.arena.share(saved.pages)
-        self.arena.release(self._pages)
-        self._pages[:] = saved.pages
+        old, self._pages = self._pages, list(saved.pages)
+        self.arena.release(old)
         self.page_table[: len(saved.pages)] = [self.arena.address(page) for page in saved.pages]
         self.length = saved.length
         self._state = saved.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,36 @@ def test_ids_outside_the_vocabulary_never_reach_a_kernel(data: Path) -> None:
         with pytest.raises(DecoderError, match="logits must be float32 of 1024 values"):
             decoder.evaluate_into(1, np.empty(1000, dtype=np.float32))
         assert decoder.length == 0
+
+
+def test_an_interrupt_at_any_line_never_gives_a_page_to_two_owners() -> None:
+    """Raise at every traced line of a restore and a reset in turn, then reset and look at who owns what."""
+    for line in range(60):
+        sequence = kv.Sequence(PAGE_BYTES, 0, 300)
+        write(sequence, [1] * 100)
+        saved = sequence.checkpoint()
+        write(sequence, [2] * 100)
+        left = [line]
+
+        def trace(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:
+            if event == "line" and frame.f_code.co_filename == kv.__file__:
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        for operation in (lambda sequence=sequence, saved=saved: sequence.restore(saved), sequence.reset):
+            sys.settrace(trace)
+            try:
+                operation()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+        sequence.reset()
+        write(sequence, [3] * 250)
+        assert len(set(sequence._pages)) == len(sequence._pages)
+        assert not set(sequence._pages) & set(saved.pages)
+        sequence.restore(saved)
+        assert read(sequence) == [1] * 100
