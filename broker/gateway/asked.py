@@ -56,5 +56,7 @@ class Answer(Protocol):
 
 
 def created_at(request: str) -> int:
-    """Unix seconds in which a request's id (a ULID) was made: the same at every reading."""
-    return sum(_CROCKFORD[letter] << (45 - 5 * at) for at, letter in enumerate(request[:10])) // 1000
+    """Unix seconds in which a request's id (a ULID) was made: the same at every reading. Of a batch's line (`b`, then
+    the batch's ULID): those of its batch."""
+    time = request.removeprefix("b")[:10]
+    return sum(_CROCKFORD[letter] << (45 - 5 * at) for at, letter in enumerate(time)) // 1000

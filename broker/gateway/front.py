@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +25,7 @@ from broker.gateway.routes.operations import OPEN_PATHS
 from broker.gateway.usage import timings_ms
 from broker.keys import new_ulid
 
-__all__ = ["Front"]
+__all__ = ["Front", "refused"]
 
 _log = logging.getLogger("prism.gateway")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
@@ -66,7 +67,7 @@ class Front:
         return gateway.access.owner(headers)
 
     async def _fail(self, call: _Call, scope: Scope, receive: Receive, error: Exception) -> None:
-        answer = _http(error) if isinstance(error, HTTPException) else of_error(error)
+        answer = of_error(error)
         if answer.code == "internal_error":
             # The frames only: a message may quote the prompt.
             frames = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -101,12 +102,14 @@ class Front:
         )
 
 
-def _http(error: HTTPException) -> ApiError:
-    """Starlette's own refusals: no such route, no such method."""
+async def refused(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's own refusals, no such route and no such method, in our form."""
+    assert isinstance(error, HTTPException)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     message = {404: "There is no such address.", 405: "This address does not know that method."}
     text = message.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, text, code=code, headers=error.headers)
+    answer = ApiError(error.status_code, text, code=code)
+    return JSONResponse(answer.body(), answer.status, error.headers)
 
 
 class _Call:

@@ -19,12 +19,13 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from broker.config import PoolConfig
 from broker.gateway.config import GatewayConfig
-from broker.gateway.front import Front
+from broker.gateway.front import Front, refused
 from broker.gateway.gateway import Gateway
 from broker.gateway.pool import GatewayPool
 from broker.gateway.routes import generate, models, operations, page, responses
@@ -65,7 +66,12 @@ def create_app(
         finally:
             await gateway.close()
 
-    return Starlette(routes=[*routes, *ROUTES], middleware=[Middleware(Front)], lifespan=lifespan)
+    return Starlette(
+        routes=[*routes, *ROUTES],
+        middleware=[Middleware(Front)],
+        exception_handlers={HTTPException: refused},
+        lifespan=lifespan,
+    )
 
 
 class Server(uvicorn.Server):
