@@ -139,7 +139,7 @@ class Conversation:
         self._lru = lru
         self.latched = False
         self.unsettled: TokenView | None = None
-        self.clear()
+        self.committed = self._nothing()
 
     @property
     def faulted(self) -> bool:
@@ -149,5 +149,7 @@ class Conversation:
     def clear(self) -> None:
         """Forgets the history and the saved prefixes."""
         self.live.clear()
-        empty = TokenView(self.live.frozen_tokens())
-        self.committed = Commit(empty, SavedPrefixes(self.limits, lru=self._lru))
+        self.committed = self._nothing()
+
+    def _nothing(self) -> Commit:
+        return Commit(TokenView(self.live.frozen_tokens()), SavedPrefixes(self.limits, lru=self._lru))

@@ -55,7 +55,10 @@ class Decoder(Protocol):
 
 
 class DecoderBase(ABC):
-    """`ingest_block` from a per-token `ingest`, and `evaluate_into` from an `evaluate` that returns its logits."""
+    """`ingest_block` from a per-token `ingest`, and `evaluate_into` from an `evaluate` that returns its logits.
+
+    A decoder that cannot ingest without logits defines `evaluate` alone.
+    """
 
     identity: str
     vocab_size: int
@@ -68,13 +71,13 @@ class DecoderBase(ABC):
     def reset(self) -> None:
         """See `Decoder`."""
 
-    @abstractmethod
     def ingest(self, token: int) -> None:
-        """Advance over one token without logits."""
+        """Advance over one token without logits. As given, by evaluating it and dropping them."""
+        self.evaluate(token)
 
-    @abstractmethod
     def evaluate(self, token: int) -> Sequence[float] | npt.NDArray[Any]:
         """Advance over one token and return the logits of the next: `vocab_size` numbers."""
+        raise DecoderError(f"{type(self).__name__} defines neither evaluate nor what it is needed for")
 
     @abstractmethod
     def checkpoint(self) -> Any:

@@ -12,7 +12,7 @@ class PrismError(Exception):
 
 
 class InvalidRequest(PrismError, ValueError):
-    """An argument is outside its documented range; nothing was touched."""
+    """An argument is outside its documented range, or a Runtime is called while it is busy; nothing was touched."""
 
 
 class Cancelled(PrismError):

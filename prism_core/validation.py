@@ -7,7 +7,7 @@ whatever Python can use as an index, numpy's integers too, but never a bool: a f
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from numbers import Real
@@ -79,8 +79,8 @@ def optional_callable(name: str, value: object) -> None:
         raise InvalidRequest(f"{name} must be callable or None, not {short(value)}")
 
 
-def integers(name: str, values: Any, most: int, kinds: tuple[type, ...] = (Sequence,)) -> list[int]:
-    """A copy of the integers in a sequence (or one of `kinds`) or a 1-D integer array; reads at most `most` of them."""
+def integers(name: str, values: Any, most: int, *, unordered: bool = False) -> list[int]:
+    """A copy of at most `most` integers of a sequence, a 1-D integer array or, if `unordered`, a set."""
     if hasattr(values, "__array__"):
         array = np.asarray(values)
         if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -88,7 +88,9 @@ def integers(name: str, values: Any, most: int, kinds: tuple[type, ...] = (Seque
                 f"{name} must be a 1-D array of integers, not {array.ndim}-D of {array.dtype.name}: {short(values)}"
             )
         return list(array[:most].tolist())
-    if not any(isinstance(values, kind) for kind in kinds):
+    kind = type(values)
+    sequence = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not isinstance(values, Mapping)
+    if not (sequence or (unordered and isinstance(values, Set))):
         raise InvalidRequest(f"{name} must be a sequence of integers, not {short(values)}")
     items: list[Any] = list(islice(values, most))
     if set(map(type, items)) <= {int}:
@@ -158,7 +160,7 @@ def check_request(arguments: Arguments, context_tokens: int, vocab_size: int) ->
     max_tokens = integer("max_tokens", options.max_tokens, 1)
     block_tokens = integer("block_tokens", arguments.prefill.block_tokens, 1, MAX_PREFILL_BLOCK_TOKENS)
     prompt = _prompt(arguments.prompt, max_tokens, context_tokens, vocab_size)
-    stops = integers("stop_tokens", options.stop_tokens, MAX_STOP_TOKENS + 1, (Sequence, Set))
+    stops = integers("stop_tokens", options.stop_tokens, MAX_STOP_TOKENS + 1, unordered=True)
     if len(stops) > MAX_STOP_TOKENS:
         raise InvalidRequest(f"stop_tokens has {len(options.stop_tokens)} ids, but may have {MAX_STOP_TOKENS} at most")
     in_vocabulary("stop_tokens", stops, vocab_size)

@@ -93,6 +93,7 @@ def short(node: ast.AST) -> str:
 
 def alternatives(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
     """What could stand in the place of `node`."""
+    changed: Any
     if isinstance(node, ast.Compare):
         for at, op in enumerate(node.ops):
             for other in COMPARISONS.get(type(op), ()):

@@ -101,8 +101,25 @@ def test_logits_of_another_number_type_are_converted(dtype):
     assert runtime.tokens == [3, 7, 7]
 
 
-def test_every_part_of_the_protocol_must_be_given():
-    for name in ("checkpoint_bytes", "reset", "ingest", "evaluate", "checkpoint", "restore"):
+def test_a_decoder_that_only_evaluates_ingests_by_evaluating():
+    class Evaluating(Simple):
+        ingest = DecoderBase.ingest
+
+    runtime = Runtime(Evaluating(), LIMITS)
+    runtime.generate([2, 3, 4], ONE)
+    assert runtime.tokens == runtime.decoder.state == [2, 3, 4, 1]
+
+
+def test_a_decoder_without_evaluate_says_so_when_it_is_needed():
+    class Mute(Simple):
+        evaluate = DecoderBase.evaluate
+
+    with pytest.raises(DecoderError, match="Mute defines neither evaluate nor what it is needed for"):
+        Runtime(Mute(), LIMITS).generate([2], ONE)
+
+
+def test_every_other_part_of_the_protocol_must_be_given():
+    for name in ("checkpoint_bytes", "reset", "checkpoint", "restore"):
         with pytest.raises(TypeError, match=name):
             type("Partial", (Simple,), {name: getattr(DecoderBase, name)})()
 

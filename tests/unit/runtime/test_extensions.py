@@ -418,6 +418,13 @@ def test_a_failed_recovery_and_a_refusal_are_timed_as_well(ticking):
 
 def test_timings_are_records_of_seconds():
     assert Timings() == Timings(*[0.0] * 10)
+    for inner in (11, 12):
+        with pytest.raises(TypeError):
+            Timings(*[0.0] * inner)
+    running = Timings()
+    running.enter(None)
+    running.enter("sampling")
+    assert running == Timings()  # no phase has ended
     assert repr(Timings(sampling=2.0)) == (
         "Timings(sampler_copy=0.0, rollback_snapshot=0.0, prefix_preparation=0.0, prefill_ingestion=0.0, "
         "prefill_evaluation=0.0, decode_evaluation=0.0, sampling=2.0, callback=0.0, completion_snapshot=0.0, "

@@ -189,6 +189,10 @@ REFUSED = [
     ({"prompt": 5}, "prompt must be a sequence of integers, not 5"),
     ({"prompt": None}, "prompt must be a sequence of integers, not None"),
     ({"prompt": {1, 2}}, "prompt must be a sequence of integers, not {1, 2}"),
+    ({"prompt": {1: 2}}, "prompt must be a sequence of integers, not {1: 2}"),
+    ({"prompt": {1: 2}.keys()}, "prompt must be a sequence of integers, not dict_keys([1])"),
+    ({"prompt": list}, "prompt must be a sequence of integers, not <class 'list'>"),
+    ({"options": Generation(1, iter([1]))}, None),
     ({"prompt": np.array([1.0])}, "prompt must be a 1-D array of integers, not 1-D of float64: array([1.])"),
     ({"prompt": np.array([True])}, "prompt must be a 1-D array of integers, not 1-D of bool: array([ True])"),
     ({"prompt": np.array([[1]])}, "prompt must be a 1-D array of integers, not 2-D of int64: array([[1]])"),
@@ -223,7 +227,8 @@ def test_an_argument_out_of_range_is_refused_and_nothing_is_touched(arguments, w
         bench.runtime.generate(
             call.pop("prompt"), call.pop("options"), **({"sampler": bench.sampler, "emit": bench.emit} | call)
         )
-    assert str(caught.value) == words
+    if words is not None:
+        assert str(caught.value) == words
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, PrismError)
     assert bench.trace.entries == ["."]
@@ -277,6 +282,19 @@ def test_reuse_does_not_make_room_in_the_context():
         bench.ask(list(bench.runtime.tokens))
 
 
+class Indexed:
+    """The old sequence protocol, of no registered kind."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, at):
+        return self.ids[at]
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -293,6 +311,7 @@ def test_reuse_does_not_make_room_in_the_context():
         lambda ids: np.array(ids * 2)[:3],
         lambda ids: [np.int16(token) for token in ids],
         lambda ids: [np.array(token) for token in ids],
+        lambda ids: Indexed(ids),
     ],
 )
 def test_any_integer_sequence_is_a_prompt(kind):

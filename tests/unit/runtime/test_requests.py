@@ -14,6 +14,7 @@ from prism_core import (
     Finish,
     Generation,
     Greedy,
+    Prefill,
     RuntimeFaulted,
     SamplerError,
 )
@@ -399,5 +400,6 @@ def test_completions_and_options_are_records():
     assert Completion(1, 2, 3, Finish.STOP) == Completion(1, 2, 3, Finish("stop"))
     assert (Finish.STOP.value, Finish.LENGTH.value) == ("stop", "length")
     assert ONE.stop_tokens == ()
+    assert Prefill() == Prefill(1)
     with pytest.raises(AttributeError):
         ONE.max_tokens = 5
