@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +37,7 @@ MAGIC = b"PRISMPK1"
 DATA_START = 64
 DEFAULT_CACHE_BYTES = 32 << 30
 LAYOUTS_PER_MODEL = 2
+LOCK_WAIT_S = 600.0
 _LINE = 64
 
 Bytes = NDArray[np.uint8]
@@ -121,13 +124,41 @@ def load_weights(file: GgufFile, layout: Layout, progress: Progress | None = Non
     memory = _map(path, layout)
     if memory is None:
         try:
-            _write(path, file, layout, progress)
-            memory = _map(path, layout)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _one_at_a_time(path.parent):
+                memory = _map(path, layout)  # somebody else may have made it in the meantime
+                if memory is None:
+                    _write(path, file, layout, progress)
+                    memory = _map(path, layout)
         except OSError:
             memory = None
     if memory is not None:
         return Weights(layout, memory, shared=True)
     return Weights(layout, _pack_private(file, layout, progress), shared=False)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that workers which start together pack once; it ends with the process that holds it.
+
+    After `LOCK_WAIT_S`, or where there are no locks, go on without: the file is right whoever writes it last.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    deadline = time.monotonic() + LOCK_WAIT_S
+    with (folder / ".lock").open("wb") as lock:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
 
 
 def packed_folder() -> Path:
@@ -176,7 +207,6 @@ def _forget(file: GgufFile, tensor: TensorInfo) -> None:
 
 
 def _write(path: Path, file: GgufFile, layout: Layout, progress: Progress | None) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_room(path, layout.nbytes)
     descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def logits_of(path: Path, **options: Any) -> Any:
 
 
 def packed(home: Path) -> list[Path]:
-    return sorted((home / "packed").glob("*"))
+    """All that is in the folder, but for its lock."""
+    return sorted(file for file in (home / "packed").iterdir() if file.name != ".lock")
 
 
 def loaded(path: Path) -> Model:
@@ -112,6 +114,30 @@ def test_an_interrupted_pack_leaves_nothing_behind(path: Path, home: Path, monke
     with pytest.raises(KeyboardInterrupt):
         logits_of(path)
     assert packed(home) == []
+
+
+def test_workers_that_start_together_pack_once(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [open_model(path) for _ in range(3)]
+    packing, go_on, count = threading.Event(), threading.Event(), []
+    whole = weights.Layout.pack
+
+    def slow(self: weights.Layout, name: str, tensor: Any) -> Any:
+        count.append(name)
+        packing.set()
+        assert go_on.wait(60)
+        return whole(self, name, tensor)
+
+    monkeypatch.setattr(weights.Layout, "pack", slow)
+    workers = [threading.Thread(target=model.load) for model in models]
+    workers[0].start()
+    assert packing.wait(60)
+    for worker in workers[1:]:
+        worker.start()
+    go_on.set()
+    for worker in workers:
+        worker.join(60)
+    assert len(count) == len(set(count))
+    assert all(model._weights is not None and model._weights.shared for model in models)
 
 
 def test_exact_weights_do_not_mix_with_packed_ones(path: Path, home: Path) -> None:
