@@ -14,6 +14,7 @@ import time
 from prism_core.errors import InvalidRequest
 
 __all__ = [
+    "BATCHES",
     "BOOT",
     "DRAINING",
     "LIVE",
@@ -27,6 +28,7 @@ __all__ = [
     "RQ_QUEUES",
     "STATS",
     "WORKERS",
+    "batch",
     "check_id",
     "conversation",
     "conversation_key",
@@ -55,6 +57,7 @@ REAPING = "prism:reaping"
 STATS = "prism:stats"
 MODELS = "prism:models"
 NAMES = "prism:names"
+BATCHES = "prism:batches"
 RQ_QUEUES = RQ + ":queues"
 
 PRIORITIES = ("interactive", "background", "batch")
@@ -121,6 +124,11 @@ def idempotency(owner: str, key: str) -> str:
     if not isinstance(key, str) or not 1 <= len(key) <= 255:
         raise InvalidRequest("idempotency_key must be a string of 1 to 255 characters")
     return f"{PRISM}idem:" + hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
+
+
+def batch(name: str) -> str:
+    """Lease and counts of a batch."""
+    return f"{PRISM}b:{check_id(name, 'batch id')}"
 
 
 def open_queue(identity: str, priority: str) -> str:

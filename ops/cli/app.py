@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from ops.cli import backlog, bench, doctor, gateway, local, models, pool, requests
+from ops.cli import backlog, batch, bench, doctor, gateway, local, models, pool, requests
 from ops.cli.output import say
 from prism_core.errors import PrismError
 
@@ -47,6 +47,7 @@ for command in (
     app.command()(cast("Callable[..., None]", command))
 app.command("workers")(pool.workers_table)
 app.add_typer(models.app, name="models")
+app.add_typer(batch.app, name="batch")
 app.add_typer(bench.app, name="bench")
 
 
