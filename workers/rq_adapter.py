@@ -17,8 +17,8 @@ from typing import Any
 
 from broker import keys
 
-if os.environ.setdefault("RQ_KEY_PREFIX", keys.RQ) != keys.RQ:
-    raise ImportError(f"RQ_KEY_PREFIX must be {keys.RQ}, got {os.environ['RQ_KEY_PREFIX']!r}")
+# RQ reads it once, when it is imported; whatever it is set to for some other RQ application does not matter here.
+os.environ["RQ_KEY_PREFIX"] = keys.RQ
 
 import redis
 import rq.defaults

@@ -145,18 +145,32 @@ def test_a_request_that_cannot_run_fails_with_one_line_and_no_start(pool: Pool):
     assert story.end["reason"].startswith("invalid_request: ")
 
 
-def test_workers_survive_a_broker_that_is_killed_and_comes_back(tmp_path: Path):
-    with Pool(tmp_path, 2, model=f"toy?step_s={STEP_S}", pool=FAST) as pool:
+def survive(folder: Path, outage_s: float, tokens: int, **options: Any) -> None:
+    """A turn in progress goes on after an outage, on the same process, without a hole."""
+    with Pool(folder, 2, model=f"toy?step_s={STEP_S}", **options) as pool:
         pids = pool.supervisor.pids
-        request = pool.submit(prompt="outage", max_tokens=400)
+        request = pool.submit(prompt="outage", max_tokens=tokens)
         pool.follow(request, lambda story: len(story.ids) >= 20)
         pool.broker.kill()
-        time.sleep(2.0)  # the outage itself: longer than the lease
+        time.sleep(outage_s)  # the outage itself
         pool.broker.start()
         story = pool.follow(request)
-        assert story.ids == bare("outage", 400)
+        assert story.ids == bare("outage", tokens)
         assert not story.moves
         assert pool.supervisor.pids == pids
+
+
+def test_workers_survive_a_broker_that_is_killed_and_comes_back_after_their_leases_lapsed(tmp_path: Path):
+    survive(tmp_path, 2.0, 400, pool=FAST)
+
+
+def test_a_decoder_whose_buffer_is_full_waits_for_the_broker_and_goes_on(tmp_path: Path):
+    survive(tmp_path, 0.7, 400, config={"buffer_events": 10})
+
+
+@pytest.mark.full
+def test_workers_survive_half_a_minute_without_a_broker(tmp_path: Path):
+    survive(tmp_path, 31.0, 4000)
 
 
 def test_a_drain_ends_no_turn_early_and_loses_none(tmp_path: Path):
