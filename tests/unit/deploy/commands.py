@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,15 +49,19 @@ def gateway(broker: str, *arguments: str, **more: str) -> Iterator[str]:
     """`prism gateway` on a free port; gives its address, and sees it end with 0 at SIGTERM."""
     port = free_port()
     command = [*PRISM, "gateway", "--redis-url", broker, "--port", str(port), *arguments]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(**more), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
     url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(lambda: answers(url) or process.poll() is not None, "the gateway", 60)
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said.decode()
+    with tempfile.TemporaryFile() as log:  # no pipe: nobody would read it, and a full one stops the writer
+
+        def said() -> str:
+            log.seek(0)
+            return log.read().decode()
+
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(**more), stderr=log, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: answers(url) or process.poll() is not None, "the gateway", 60)
+            assert process.poll() is None, said()
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        assert process.returncode == 0, said()
