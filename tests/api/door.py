@@ -75,6 +75,10 @@ class Door:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
 
+    def cut(self) -> None:
+        """Breaks every connection of the gateway, as a network does."""
+        self.call(lambda: [one.transport.abort() for one in list(self.server.server_state.connections)])  # type: ignore[union-attr]
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of `/metrics`."""
         wanted = f"{name}{{" if labels else f"{name} "

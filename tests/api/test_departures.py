@@ -95,7 +95,11 @@ def test_silence_is_filled_with_comments_that_openais_client_can_stand(toy_pool:
             door.openai().responses.create(model="toy", input=f"b{n}", max_output_tokens=LONG, background=True)
             for n in range(2)
         ]
-        raw = Raw(door, "/v1/responses", {"model": "toy", "input": "x", "background": True, "stream": True})
+        raw = Raw(
+            door,
+            "/v1/responses",
+            {"model": "toy", "input": "x", "max_output_tokens": 3, "background": True, "stream": True},
+        )
         raw.read_until(": keep-alive\n")
         stream = door.openai().responses.create(
             model="toy", input="y", max_output_tokens=3, background=True, stream=True
