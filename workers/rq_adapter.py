@@ -116,9 +116,10 @@ class RqWorker(BaseWorker):  # type: ignore[misc]
         """RQ would rename the process."""
 
     def born(self) -> None:
-        """Registers the incarnation; its name is new, so nobody can hold it."""
-        self.register_birth()
-        self.set_state(WorkerStatus.IDLE)
+        """Registers the incarnation; its name is new, so nobody can hold it. `beat` does it again if this could not."""
+        with _lenient("birth"):
+            self.register_birth()
+            self.set_state(WorkerStatus.IDLE)
 
     def beat(self) -> None:
         """Keeps the worker's record, and its running job's, alive; call each `HEARTBEAT_S` from any thread."""

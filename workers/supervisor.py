@@ -233,16 +233,24 @@ class Supervisor:
                 self._reap(child)
             sweep = self._reaper.tick()
             self._end_the_hung(now)
+            self._tidy_rq(now)
         except BrokerUnavailable:
             self._tick_due = now + AWAY_S
             return
+        except Exception as error:
+            # The children go on whatever becomes of the pool's duties; other supervisors have the same ones.
+            log.error("sweep failed", extra={"error": f"{type(error).__name__}: {error}"})
+            self._tick_due = now + AWAY_S
+            return
         self._tick_due = now + DUTY_S
+        if sweep.reaped or sweep.mended or sweep.expired:
+            log.info("swept", extra={"reaped": sweep.reaped, "mended": sweep.mended, "expired": sweep.expired})
+
+    def _tidy_rq(self, now: float) -> None:
         if now >= self._rq_due:
             self._rq_due = now + RQ_DUTY_S
             with translated():
                 forget_expired(self._client)
-        if sweep.reaped or sweep.mended or sweep.expired:
-            log.info("swept", extra={"reaped": sweep.reaped, "mended": sweep.mended, "expired": sweep.expired})
 
     def _end_the_hung(self, now: float) -> None:
         """A child that the pool has reaped exits as soon as it sees that; one that sees nothing any more is killed."""

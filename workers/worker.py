@@ -129,11 +129,41 @@ class TurnWorker(RqWorker):
 
     def work(self, *args: Any, **kwargs: Any) -> int:
         """Runs until drained (returns 0), reaped (75) or broken (70)."""
-        heart = self._join()
-        hints = Hints(
-            self._store.redis, {f"prism:ctl:{self.name}": self._on_hint, self.command_channel: self._on_command}
-        )
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            boot = self._join()
+            return EXIT_DRAINED if boot is None else self._serve(boot)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _join(self) -> str | None:
+        """The broker's boot id, or None if the worker was told to leave before the broker came."""
+        while self._drain_since is None:
+            try:
+                boot = self._store.join()
+            except BrokerUnavailable:
+                time.sleep(PAUSE_S)
+                continue
+            self.born()
+            log.info("worker joined", extra={"worker": self.name, "model": self._model.identity})
+            return boot
+        return None
+
+    def _serve(self, boot: str) -> int:
+        heart = self._heart = Heart(
+            self._store,
+            self._progress,
+            boot,
+            stats=self._stats,
+            beside=self.beat,
+            beside_s=HEARTBEAT_S,
+            clock=self._clock,
+        )
+        if self._drain_since is not None:  # told between the join and here
+            heart.drain()
+        channels = {f"prism:ctl:{self.name}": self._on_hint, self.command_channel: self._on_command}
+        hints = Hints(self._store.redis, channels)
         heart.start()
         hints.start()
         try:
@@ -144,30 +174,6 @@ class TurnWorker(RqWorker):
         finally:
             hints.stop()
             heart.stop()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _join(self) -> Heart:
-        while True:
-            try:
-                boot = self._store.join()
-                break
-            except BrokerUnavailable:
-                time.sleep(PAUSE_S)
-        self.born()
-        heart = self._heart = Heart(
-            self._store,
-            self._progress,
-            boot,
-            stats=self._stats,
-            beside=self.beat,
-            beside_s=HEARTBEAT_S,
-            clock=self._clock,
-        )
-        if self._drain_since is not None:
-            heart.drain()
-        log.info("worker joined", extra={"worker": self.name, "model": self._model.identity})
-        return heart
 
     def _loop(self, heart: Heart) -> int:
         while True:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from broker.log import set_up
 from workers.config import WorkerConfig
-from workers.log import set_up
 from workers.supervisor import Supervisor
 
 if __name__ == "__main__":
