@@ -17,6 +17,7 @@ __all__ = [
     "BATCHES",
     "BOOT",
     "DRAINING",
+    "FILES",
     "LIVE",
     "LOCAL_OWNER",
     "MODELS",
@@ -58,6 +59,7 @@ STATS = "prism:stats"
 MODELS = "prism:models"
 NAMES = "prism:names"
 BATCHES = "prism:batches"
+FILES = "prism:files"
 RQ_QUEUES = RQ + ":queues"
 
 PRIORITIES = ("interactive", "background", "batch")

@@ -101,6 +101,16 @@ class LinePool:
             count: Any = self.redis.scard(keys.WORKERS)
         return int(count)
 
+    def file_root(self, name: str, seconds: int) -> str:
+        """The name of the folder that the pool's gateways share: `name`, unless another was given less than `seconds`
+        ago."""
+        with translated():
+            self.redis.set(keys.FILES, name, ex=seconds, nx=True)
+            found: Any = self.redis.get(keys.FILES)
+            if found == name.encode():
+                self.redis.expire(keys.FILES, seconds)
+        return name if found is None else str(found.decode())
+
     def models(self) -> list[str]:
         """Names of all models that the pool has ever run; identities of those without a name."""
         with translated():

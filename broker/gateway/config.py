@@ -34,6 +34,15 @@ class GatewayConfig:
     """Most messages (or input items) of one request."""
     max_message_bytes: int = 1 << 20
     """Longest text of one message, or one prompt, in bytes of UTF-8."""
+    max_file_bytes: int = 200 << 20
+    """Longest uploaded file."""
+    max_owner_bytes: int = 20 << 30
+    """Bytes of all files of one key, outputs of batches included, beyond which no more are taken."""
+    file_root: str = ""
+    """Folder of files and batches, the same one for all gateways of a pool; empty: `PRISM_FILE_ROOT`, else one for
+    each broker below `$PRISM_HOME/files`."""
+    batch_runners: int = 4
+    """Batches that this gateway runs at once; 0: it runs none, and leaves them to other gateways."""
     max_choices: int = 16
     """Most answers of one request: `n` times the number of prompts."""
     requests_per_minute: float = 0.0
@@ -59,6 +68,9 @@ class GatewayConfig:
         _whole(self, "port", 0, 65_535)
         for name, most in (("max_body_bytes", 1 << 30), ("max_message_bytes", 1 << 30), ("max_messages", 10_000)):
             _whole(self, name, 1, most)
+        for name in ("max_file_bytes", "max_owner_bytes"):
+            _whole(self, name, 1, 1 << 50)
+        _whole(self, "batch_runners", 0, 64)
         _whole(self, "max_choices", 1, 128)
         _whole(self, "burst", 1, 1_000_000)
         for item in fields(self):

@@ -23,12 +23,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
+from broker.batch.service import BatchService
+from broker.batch.shelf import Shelf
 from broker.config import PoolConfig
 from broker.gateway.config import GatewayConfig
 from broker.gateway.front import Front, refused
 from broker.gateway.gateway import Gateway
 from broker.gateway.pool import GatewayPool
-from broker.gateway.routes import generate, models, operations, page, responses
+from broker.gateway.routes import batches, files, generate, models, operations, page, responses
 from broker.log import set_up
 from prism_core.errors import InvalidRequest
 
@@ -41,6 +43,8 @@ SWEEP_S = 5.0
 ROUTES: tuple[BaseRoute, ...] = (
     *generate.ROUTES,
     *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *operations.ROUTES,
     *page.ROUTES,
@@ -61,9 +65,13 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway = Gateway.over(config, await GatewayPool.open(url, pool, home))
         app.state.gateway = gateway
+        shelf = Shelf.of(config, url, home)
+        runners = gateway.extras["batches"] = BatchService(shelf, config, url, pool=pool, home=home)
         try:
+            await asyncio.to_thread(runners.start)
             yield
         finally:
+            await asyncio.to_thread(runners.close)
             await gateway.close()
 
     return Starlette(

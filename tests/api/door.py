@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +20,9 @@ from broker.config import PoolConfig
 from broker.gateway.config import GatewayConfig
 from broker.gateway.gateway import Gateway
 from broker.gateway.server import Server
-from tests.pool import Pool, wait_for
+from tests.pool import ROOT, Pool, wait_for
 
-__all__ = ["Door", "Raw", "body_of", "frames"]
+__all__ = ["Door", "Raw", "body_of", "frames", "gateway_process"]
 
 
 class Door:
@@ -26,7 +30,13 @@ class Door:
 
     def __init__(self, pool: Pool, **config: Any) -> None:
         self.pool = pool
-        self.config = GatewayConfig(**{"port": 0, "read_timeout_s": 5.0, "shutdown_grace_s": 1.0, **config})
+        usual = {
+            "port": 0,
+            "read_timeout_s": 5.0,
+            "shutdown_grace_s": 1.0,
+            "file_root": str(pool.broker.folder / "files"),
+        }
+        self.config = GatewayConfig(**{**usual, **config})
         self.server = Server(self.config, pool.broker.url, pool=PoolConfig(**pool.settings))
         self._thread = threading.Thread(target=self._run, name="gateway")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,3 +153,26 @@ def frames(response: httpx.Response) -> Iterator[tuple[str, Any]]:
             data = line[6:]
             yield name, data if data == "[DONE]" else json.loads(data)
             name = ""
+
+
+def gateway_process(pool: Pool, log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A gateway as `prism serve` runs it; returns it and its address."""
+    code = (
+        "import json, sys; from broker.config import PoolConfig; from broker.gateway.config import GatewayConfig;"
+        "from broker.gateway.server import run;"
+        "config = GatewayConfig.from_environment(port=0, shutdown_grace_s=1.0);"
+        "run(config, sys.argv[1], pool=PoolConfig(**json.loads(sys.argv[2])))"
+    )
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, pool.broker.url, json.dumps(pool.settings)],
+            stderr=output,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+        )
+
+    def port() -> str | None:
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        return next((str(line["port"]) for line in lines if "port" in line), None)
+
+    return process, f"http://127.0.0.1:{wait_for(port, 'the gateway')}"
