@@ -70,9 +70,12 @@ class Model:
             self._file.check_unchanged()
             self._weights = load_weights(self._file, self._layout, progress)
 
-    def decoder(self) -> ModelDecoder:
-        """A new decoder in the empty state; the first one compiles, or loads, the kernels."""
-        self.load()
+    def decoder(self, progress: Progress | None = None) -> ModelDecoder:
+        """A new decoder in the empty state; the first one packs weights and compiles kernels, or loads both.
+
+        `progress` is called with what is being done and how much of that is done, 0 to 1.
+        """
+        self.load(progress)
         assert self._weights is not None
         program = Program(
             self._graph,
@@ -82,6 +85,7 @@ class Model:
             threads=self.threads,
             context_tokens=self.context_tokens,
             cache_bytes=_cache_bytes(self.exact),
+            progress=progress,
         )
         decoder = ModelDecoder(
             program,

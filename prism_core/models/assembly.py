@@ -6,7 +6,7 @@ or that its caller does (weights).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,11 +86,13 @@ class Program:
         threads: int,
         context_tokens: int,
         cache_bytes: int,
+        progress: Callable[[str, float], None] | None = None,
     ) -> None:
         self._weight_address, self._family_of, self._cache_bytes = weight_address, family_of, cache_bytes
         self._layout = Scratch(graph, tokens, threads, context_tokens)
         self._scratch = aligned(self._layout.nbytes)
         self._kept: list[Any] = []
+        self._warm(graph, progress)
         self.tokens = tokens
         self.ingest_phases = graph.ingest_phases
         count = sum(len(phase.operations) for phase in graph.phases)
@@ -105,6 +107,28 @@ class Program:
                 number += 1
         self.phase_count = len(graph.phases)
         self.labels = [_label(phase.operations) for phase in graph.phases]
+
+    def _warm(self, graph: Graph, progress: Callable[[str, float], None] | None) -> None:
+        """Compile, or load, every kernel of the graph, the slow part of a first start."""
+        entries = dict.fromkeys(
+            entry for phase in graph.phases for operation in phase.operations for entry in self._entries(operation)
+        )
+        for number, entry in enumerate(entries):
+            if progress is not None:
+                progress("preparing kernels", number / len(entries))
+            entry.warm()
+
+    def _entries(self, operation: Operation) -> Iterator[Entry]:
+        yield self._kernel(operation.kernel)
+        for argument in operation.arguments:
+            if isinstance(argument, FamilyEntry):
+                yield self._family_entry(argument)
+            elif isinstance(argument, Encoder):
+                yield argument.coding.encode
+
+    def _family_entry(self, argument: FamilyEntry) -> Entry:
+        family = self._family_of(argument.name)
+        return family.matmul if argument.entry == "matmul" else family.row
 
     def _write(self, operation: Operation, row: Words) -> None:
         units = operation.units
@@ -139,9 +163,8 @@ class Program:
                 return int(constant.ctypes.data)
             case Weight(name):
                 return self._weight_address(name)
-            case FamilyEntry(name, kind):
-                family = self._family_of(name)
-                return self._entry(family.matmul if kind == "matmul" else family.row)
+            case FamilyEntry():
+                return self._entry(self._family_entry(argument))
             case PageOffset(elements):
                 return elements * self._cache_bytes
             case Stride(of):

@@ -184,3 +184,14 @@ def test_a_model_file_that_changed_is_not_run_from_old_weights(path: Path, home:
         model.decoder()
     assert not np.array_equal(logits_of(path), first)
     assert len(packed(home)) == 2
+
+
+def test_a_first_start_says_what_it_is_doing(path: Path) -> None:
+    said: list[tuple[str, float]] = []
+    with open_model(path) as model:
+        model.decoder(lambda what, share: said.append((what, share)))
+    for stage in ("packing weights", "preparing kernels"):
+        shares = [share for what, share in said if what == stage]
+        assert shares == sorted(shares)
+        assert shares[0] == 0.0
+        assert shares[-1] < 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -37,4 +38,4 @@ def test_plain_frequencies_fall_from_one_to_the_base() -> None:
     assert len(frequencies) == 32
     assert frequencies[0] == 1.0
     assert frequencies[-1] == pytest.approx(1e5 ** (-62 / 64))
-    assert all(math.isclose(a / b, 1e5 ** (2 / 64)) for a, b in zip(frequencies, frequencies[1:], strict=False))
+    assert all(math.isclose(a / b, 1e5 ** (2 / 64)) for a, b in itertools.pairwise(frequencies))
