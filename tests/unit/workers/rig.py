@@ -66,12 +66,14 @@ class Rig:
         store.join()
         return store
 
-    def submit(self, *, conversation: str = "", deadline_ms: int = 60_000, **options: Any) -> str:
+    def submit(
+        self, *, conversation: str = "", deadline_ms: int = 60_000, priority: str = "interactive", **options: Any
+    ) -> str:
         spec = RequestSpec(**options).seeded()
         request = keys.new_ulid()
         key = keys.conversation_key(OWNER, conversation) if conversation else ""
-        fields = rqrecord.fields(request, priority="interactive", conversation=None, config=self.config)
-        names = [request, OWNER, self.model.identity, "interactive", key, conversation, "", "", spec.pack()]
+        fields = rqrecord.fields(request, priority=priority, conversation=None, config=self.config)
+        names = [request, OWNER, self.model.identity, priority, key, conversation, "", "", spec.pack()]
         reply = self.scripts.run("submit", [keys.request(request)], [*names, spec.digest(), "", deadline_ms, *fields])
         assert reply[0] in (b"placed", b"boxed"), reply
         return request

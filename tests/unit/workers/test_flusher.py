@@ -17,7 +17,7 @@ from tests.brokers import PrivateBroker
 from tests.pool import wait_for
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt, Progress, TurnCancellation
-from workers.flusher import Flusher
+from workers.flusher import MAX_EVENTS_PER_APPEND, Flusher
 
 
 class Wire:
@@ -30,7 +30,7 @@ class Wire:
         self.entered = threading.Event()
         self.lose_requests = 0
         self.lose_replies = 0
-        self.appends: list[tuple[int, int]] = []
+        self.appends: list[tuple[int, int, int]] = []
 
     def append(self, request: str, epoch: int, ev: int, payloads: list[bytes], n: int) -> Flags:
         self.entered.set()
@@ -42,7 +42,7 @@ class Wire:
         if self.lose_replies:
             self.lose_replies -= 1
             raise BrokerUnavailable("lost on the way back")
-        self.appends.append((ev, len(payloads)))
+        self.appends.append((ev, len(payloads), n))
         return flags
 
     def poll(self, request: str, epoch: int) -> Flags:
@@ -200,6 +200,43 @@ def test_a_hint_makes_the_flusher_look_at_once(stage: Make, rig: Rig):
     rig.scripts.run("cancel", [keys.request(on.request)], [on.request, "local", "why"])
     on.flusher.look()
     wait_for(lambda: on.cancellation.is_cancelled, "the look", 10)
+
+
+def test_every_part_of_a_long_resend_says_how_many_tokens_there_are_up_to_its_own_end(stage: Make, rig: Rig):
+    on = stage()
+    count = 2 * MAX_EVENTS_PER_APPEND + 10
+    for token in range(count):
+        on.flusher.token(token, "x")
+        on.flusher.event(events.start(attempt=1, worker="w", prompt_tokens=1, reused_tokens=0))
+    on.done()
+    rig.redis.hset(keys.request(on.request), mapping={"ev": 0, "n": 0})
+    rig.redis.delete(keys.log(on.request))
+    on.wire.appends.clear()
+    on.flusher.resend(0)
+    on.done()
+    assert on.ids() == list(range(count))
+    sizes = [size for _, size, _ in on.wire.appends]
+    assert max(sizes) == MAX_EVENTS_PER_APPEND
+    assert len(sizes) > 2
+    stored = 0
+    for _, size, n in on.wire.appends:
+        stored += size
+        tokens = [event.data["n"] for event in rig.log(on.request).events[:stored] if event.kind == "delta"]
+        assert n == tokens[-1]
+
+
+def test_an_interactive_turn_makes_a_batch_line_yield(rig: Rig):
+    line = rig.submit(prompt="line", max_tokens=4000, priority="batch")
+    claim = rig.store.take()
+    assert claim is not None
+    rig.submit(prompt="turn", max_tokens=1)
+    result = rig.turn(claim).run()
+    assert result.disposition == "handed_back"
+    log = rig.log(line)
+    assert log.events[-1].data == {"why": "preempted"}
+    again = rig.store.take()
+    assert again is not None
+    assert again.priority == "interactive"
 
 
 def test_a_fenced_turn_stops_and_nothing_more_is_sent(stage: Make, rig: Rig):

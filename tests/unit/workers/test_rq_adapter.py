@@ -161,7 +161,7 @@ def test_a_job_written_by_somebody_else_can_name_no_code(rig: Rig, name: str):
 
 def test_callbacks_and_webhooks_of_a_record_are_ignored(rig: Rig, worker: RqWorker):
     request = rig.submit(prompt="x", max_tokens=2)
-    hook = [{"url": "http://127.0.0.1:9/", "status": "finished", "headers": {}, "timeout": 1}]
+    hook = [{"url": "http://127.0.0.1:9/", "job_status": "finished", "headers": {}, "timeout": 1}]
     rig.redis.hset(
         f"prism:rq:job:{request}",
         mapping={
@@ -174,11 +174,16 @@ def test_callbacks_and_webhooks_of_a_record_are_ignored(rig: Rig, worker: RqWork
     )
     claim = rig.store.take()
     assert claim is not None
+    fetched = job_of(rig, request)
+    assert (fetched.webhooks, fetched.retries_left, fetched.repeats_left) == ([], None, None)
     worker.begin(request)
     rig.turn(claim).run()
     worker.end(request, state="done", reason="length", tokens=2)
+    plain = rq.job.Job.fetch(request, connection=rig.redis, serializer=JSONSerializer)
+    assert plain.webhooks, "the record does ask for it"
     job = job_of(rig, request)
     assert job.webhooks == []
+    assert (job.retries_left, job.repeats_left) == (None, None)
     assert (job.success_callback, job.failure_callback, job.stopped_callback) == (None, None, None)
     assert job.get_status() == JobStatus.FINISHED
 

@@ -47,6 +47,13 @@ def test_what_is_held_back_is_always_the_beginning_of_a_stop_string(text, stop_s
         assert not held or any(stop.startswith(held) for stop in stop_strings)
 
 
+@pytest.mark.parametrize("pieces", [["xabay"], ["xa", "bay"], ["x", "a", "b", "a", "y"]])
+def test_the_stop_string_that_completes_first_wins_over_one_that_began_before_it(pieces: list[str]):
+    matcher = StopMatcher(["aba", "b"])
+    assert "".join(map(matcher.push, pieces)) == "xa"
+    assert matcher.matched == "b"
+
+
 def test_nothing_comes_after_a_match():
     matcher = StopMatcher(["END"])
     assert matcher.push("one END two") == "one "

@@ -319,3 +319,45 @@ def test_a_disk_that_is_full_for_a_while_costs_no_turn(rig: Rig):
     rig.store.append = full
     assert rig.turn(claim).run().state == "done"
     assert rig.log(request).ids == rig.bare(list(b"hello"), 30)
+
+
+def test_events_that_the_broker_lost_just_before_the_end_are_sent_again_and_then_the_end(rig: Rig):
+    request = rig.submit(prompt="hello", max_tokens=30)
+    claim = rig.store.take()
+    assert claim is not None
+    finish = rig.store.finish
+    lost = False
+
+    def forgetful(*arguments, **more):
+        nonlocal lost
+        if not lost:
+            lost = True
+            rig.redis.delete(keys.log(request))
+            rig.redis.hset(keys.request(request), mapping={"ev": 0, "n": 0})
+        return finish(*arguments, **more)
+
+    rig.store.finish = forgetful
+    assert rig.turn(claim).run().state == "done"
+    log = rig.log(request)
+    assert log.ids == rig.bare(list(b"hello"), 30)
+    assert log.end["n"] == 30
+
+
+def test_a_worker_that_must_leave_at_once_does_not_wait_for_an_absent_broker(rig: Rig):
+    request = rig.submit(prompt="hello", max_tokens=30)
+    claim = rig.store.take()
+    assert claim is not None
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        if not gone and len(turn._ids) >= 10:
+            gone = True
+            rig.broker.kill()
+
+    turn = rig.turn(claim, outside=leave, abandoned=lambda: gone)
+    try:
+        assert turn.run().disposition == "lost"
+    finally:
+        rig.broker.start()
+    assert rig.log(request).kinds()[-1] != "end"
