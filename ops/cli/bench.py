@@ -32,3 +32,26 @@ def engine(
         print_json(found.as_json())
     else:
         print(found.as_markdown())
+
+
+@app.command()
+def pool(
+    model: Annotated[str, typer.Argument(help="A path or a pulled name.")],
+    rounds: Annotated[int, typer.Option(min=3, max=1000, help="Rounds of the short measures.")] = 20,
+    kills: Annotated[int, typer.Option(min=1, max=1000, help="Workers killed for the takeover gap.")] = 10,
+    stalls: Annotated[int, typer.Option(min=0, max=1000, help="Workers stalled; each takes a whole lease.")] = 3,
+    as_json: options.Json = False,
+) -> None:
+    """The promises that have a time: first token, flush, cancel, takeover, and decode beside the bare Runtime."""
+    from ops.bench.pool import bench_pool
+
+    path = resolve(model)
+    with progress() as report:
+        figures = bench_pool(path, rounds=rounds, kills=kills, stalls=stalls, say=lambda what: report(what, 0, 0))
+    if as_json:
+        print_json([vars(figure) | {"holds": figure.holds} for figure in figures])
+    else:
+        print("| promise | what | measured | promised | |", "| --- | --- | --- | --- | --- |", sep="\n")
+        print(*(figure.line() for figure in figures), sep="\n")
+    if not all(figure.holds for figure in figures):
+        raise typer.Exit(1)
