@@ -1,4 +1,4 @@
-"""Selecting the highest of a whole vocabulary's logits without sorting it.
+"""Checking a whole vocabulary's logits, and selecting the highest without sorting it.
 
 The order is exact: by logit, highest first (+0 equals -0), then by id. Two buffers of the vocabulary's size are
 allocated once; a `Selector` must not be used by two threads at a time.
@@ -6,15 +6,44 @@ allocated once; a `Selector` must not be used by two threads at a time.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+
+from prism_core.errors import SamplerError
+from prism_core.limits import MAX_VOCAB
 
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
 
 GROUPS = 4096
+FEW_GROUPS = 1024
+
+
+def as_vector(logits: npt.ArrayLike) -> npt.NDArray[Any]:
+    """`logits` as a 1-D array of 1..1,048,576 numbers, else `SamplerError`."""
+    values = logits if type(logits) is np.ndarray else np.asarray(logits)
+    if values.ndim != 1 or values.dtype.kind not in "fiu":
+        raise SamplerError(f"logits must be a 1-D array of numbers, not {values.ndim}-D of {values.dtype.name}")
+    if not 1 <= values.size <= MAX_VOCAB:
+        raise SamplerError(f"there are {values.size} logits, but must be from 1 to {MAX_VOCAB}")
+    return values
+
+
+def highest_finite(values: npt.NDArray[Any]) -> Any:
+    """The highest value, in two passes; `SamplerError` unless all are finite."""
+    best, least = np.maximum.reduce(values), np.minimum.reduce(values)  # both NaN if there is any
+    if not (math.isfinite(best) and math.isfinite(least)):
+        refuse(values)
+    return best
+
+
+def refuse(values: npt.NDArray[Any]) -> NoReturn:
+    """The `SamplerError` for values that are not all finite."""
+    at = int(np.isfinite(values).argmin())
+    raise SamplerError(f"logit {at} of {values.size} is {values[at]}, but all must be finite")
 
 
 class Selector:
@@ -25,6 +54,7 @@ class Selector:
         self._mask: npt.NDArray[np.bool_] = np.empty(vocab_size, dtype=np.bool_)
         self._maxima: FloatArray = np.empty(GROUPS, dtype=np.float32)
         self._scratch: FloatArray = np.empty(vocab_size, dtype=np.float32)
+        self._dealt: tuple[FloatArray | None, int, FloatArray, FloatArray] = (None, 0, self._scratch, self._scratch)
 
     def first(self, logits: npt.NDArray[Any], best: Any) -> int:
         """The lowest id whose logit equals `best`. (On a read-only array numpy's argmax copies all of it.)"""
@@ -34,15 +64,30 @@ class Selector:
         """The ids of the `count` highest logits (1..vocab_size), in order."""
         if count >= self.vocab_size:
             return _descending(logits, np.arange(self.vocab_size))
-        least = self._reached(logits, count)
-        ids = np.flatnonzero(np.greater_equal(logits, least, out=self._mask))
-        if ids.size > 4 * count:
-            values = logits[ids]
-            if np.count_nonzero(values > least) >= count:  # the bound was low; else it is right, and there are ties
-                least = np.partition(values, ids.size - count)[ids.size - count]
-            above, level = ids[values > least], ids[values == least]
-            ids = np.concatenate((above, level[: count - above.size]))
+        ids = self._candidates(logits, count)
         return _descending(logits[ids], ids)[:count]
+
+    def few(self, logits: FloatArray, count: int) -> tuple[list[int], list[float]]:
+        """`highest` with the logits, as lists: the same for a count of some dozens, in fewer and shorter calls."""
+        if count >= self.vocab_size:
+            ids, values = list(range(self.vocab_size)), logits.tolist()
+        else:
+            found = self._candidates(logits, count)
+            ids, values = found.tolist(), logits[found].tolist()
+        order = sorted(range(len(ids)), key=values.__getitem__, reverse=True)[:count]  # keeps equals in order
+        return [ids[at] for at in order], [values[at] for at in order]
+
+    def _candidates(self, logits: FloatArray, count: int) -> IdArray:
+        """Ascending ids that include the `count` highest, and at most four times as many."""
+        least = self._reached(logits, count)
+        ids: IdArray = np.greater_equal(logits, least, out=self._mask).nonzero()[0]
+        if ids.size <= 4 * count:
+            return ids
+        values = logits[ids]
+        if np.count_nonzero(values > least) >= count:  # the bound was low; else it is right, and there are ties
+            least = np.partition(values, ids.size - count)[ids.size - count]
+        above, level = ids[values > least], ids[values == least]
+        return np.sort(np.concatenate((above, level[: count - above.size])))
 
     def _reached(self, logits: FloatArray, count: int) -> Any:
         """A value that at least `count` logits reach, and if possible few more.
@@ -50,16 +95,21 @@ class Selector:
         The vocabulary is dealt into groups: the count-th highest of their maxima is such a value. That is one cheap
         pass, against several for a partition of the whole, which remains for small vocabularies and large counts.
         """
-        whole = logits.size - logits.size % GROUPS
-        if whole < 2 * GROUPS or count > GROUPS // 4:
+        groups = FEW_GROUPS if count <= FEW_GROUPS // 16 else GROUPS
+        if self.vocab_size < 2 * groups or count > groups // 4:
             np.copyto(self._scratch, logits)
             self._scratch.partition(logits.size - count)
             return self._scratch[logits.size - count]
-        maxima, rest = self._maxima, logits[whole:]
-        np.max(logits[:whole].reshape(-1, GROUPS), axis=0, out=maxima)
-        np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
-        maxima.partition(GROUPS - count)
-        return maxima[GROUPS - count]
+        if self._dealt[0] is not logits or self._dealt[1] != groups:  # mostly it is the same buffer, token after token
+            whole = logits.size - logits.size % groups
+            self._dealt = logits, groups, logits[:whole].reshape(-1, groups), logits[whole:]
+        _, _, table, rest = self._dealt
+        maxima = self._maxima[:groups]
+        np.maximum.reduce(table, axis=0, out=maxima)
+        if rest.size:
+            np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
+        maxima.partition(groups - count)
+        return maxima[groups - count]
 
     def mass(self, logits: FloatArray, best: np.float32, temperature: float) -> float:
         """The sum of exp((logit - best) / temperature) over the whole vocabulary, to float32's accuracy."""

@@ -7,6 +7,7 @@ evaluates every token that it leaves behind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -93,7 +94,7 @@ class Live:
 
     def require_logits(self) -> None:
         """`DecoderError` unless every logit is finite; two passes, because min and max let NaN through."""
-        if not (np.isfinite(self.logits.min()) and np.isfinite(self.logits.max())):
+        if not (math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))):
             at = int(np.isfinite(self.logits).argmin())
             raise DecoderError(
                 f"the decoder left {self.logits[at]} as logit {at} of {self.logits.size}: all must be finite"

@@ -17,7 +17,7 @@ class Penalties:
     """Counts draws, and lowers (or raises) the logits of what was drawn.
 
     A positive logit is divided by `repetition`, a negative one multiplied, however often the token was drawn;
-    then `presence` is subtracted, and `frequency` for each draw. Without an effect, nothing is counted.
+    then `presence` is subtracted, and `frequency` for each draw. Not `active`: they change nothing.
     """
 
     def __init__(self, repetition: float, presence: float, frequency: float) -> None:
@@ -40,8 +40,6 @@ class Penalties:
 
     def record(self, tokens: Iterable[int]) -> None:
         """Counts one more draw of each."""
-        if not self.active:
-            return
         for token in tokens:
             place = self._places.setdefault(token, len(self._places))
             if place == self._ids.size:

@@ -265,6 +265,21 @@ def test_a_checkpoint_size_that_is_no_size_is_the_decoders_error(size):
     assert not bench.runtime.is_faulted
 
 
+def test_a_checkpoint_size_of_thousands_of_digits_is_refused_like_any_other():
+    bench = Bench()
+    bench.decoder.checkpoint_bytes = lambda: 10**5000
+    told = "a snapshot needs <integer of 16610 bits> bytes, but checkpoint_bytes is 16384"
+    with pytest.raises(BudgetExceeded, match=told):
+        bench.ask([1])
+    bench.decoder.checkpoint_bytes = lambda: -(10**5000)
+    with pytest.raises(DecoderError, match="is <integer of 16610 bits>, but must be an integer of at least 0"):
+        bench.ask([1])
+    decoder = FixtureDecoder()
+    decoder.checkpoint_bytes_at = lambda tokens: 10**5000
+    with pytest.warns(RuntimeWarning, match="tokens need <integer of 16611 bits>: a long"):
+        Runtime(decoder, Limits(32, 4, 10**4999))
+
+
 def test_an_error_of_checkpoint_bytes_fails_the_mandatory_snapshot_and_not_the_optional_one():
     bench = Bench()
     sizes = iter([0, "x"])

@@ -88,6 +88,12 @@ def test_what_is_no_token_of_the_vocabulary_is_the_samplers_error(drawn):
     assert bench.runtime.tokens == bench.decoder.state == []
 
 
+@pytest.mark.parametrize("drawn", [10**5000, -(10**5000)], ids=["huge", "far below"])
+def test_a_draw_of_thousands_of_digits_is_the_samplers_error_too(drawn):
+    with pytest.raises(SamplerError, match="the sampler returned <integer of 16610 bits>, but a token is an integer"):
+        Bench().ask([1], sampler=Scripted(drawn))
+
+
 @pytest.mark.parametrize("drawn", [0, VOCAB - 1, np.int8(3), np.uint64(7), np.array(5)], ids=repr)
 def test_any_integer_of_the_vocabulary_is_a_token(drawn):
     bench = Bench()

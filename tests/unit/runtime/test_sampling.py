@@ -99,6 +99,9 @@ REFUSED = [
     ("seed", None, "seed must be an integer, not None"),
     ("seed", 2**64, f"seed is {2**64}, but must be from {-(2**63)} to {2**64 - 1}"),
     ("seed", -(2**63) - 1, f"seed is {-(2**63) - 1}, but must be from {-(2**63)} to {2**64 - 1}"),
+    ("seed", 10**5000, f"seed is <integer of 16610 bits>, but must be from {-(2**63)} to {2**64 - 1}"),
+    ("temperature", 10**400, "temperature is inf, but must be at least 0"),
+    ("presence_penalty", -(10**400), "presence_penalty is -inf, but must be from -2 to 2"),
     ("temperature", -0.1, "temperature is -0.1, but must be at least 0"),
     ("temperature", math.inf, "temperature is inf, but must be at least 0"),
     ("temperature", math.nan, "temperature must be a number, not nan"),
@@ -122,7 +125,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "words"), REFUSED)
+@pytest.mark.parametrize(("name", "value", "words"), REFUSED, ids=[f"{at}" for at in range(len(REFUSED))])
 def test_a_parameter_out_of_range_is_refused(name, value, words):
     with pytest.raises(InvalidRequest) as caught:
         TemperatureSampler(**{"seed": 1, name: value})
