@@ -14,7 +14,7 @@ import numpy as np
 from prism_core.decoder import Decoder, FloatArray
 from prism_core.errors import BudgetExceeded, DecoderError
 from prism_core.limits import SNAPSHOT_OVERHEAD_BYTES, Limits
-from prism_core.validation import IntArray, as_integer
+from prism_core.validation import IntArray, as_integer, short
 
 TOKEN_BYTES = LOGIT_BYTES = 4
 
@@ -28,7 +28,7 @@ def decoder_bytes(name: str, value: object) -> int:
     """A size that a decoder reported, else `DecoderError`."""
     size = as_integer(value)
     if size is None or size < 0:
-        raise DecoderError(f"the decoder's {name} is {value!r}, but must be an integer of at least 0")
+        raise DecoderError(f"the decoder's {name} is {short(value)}, but must be an integer of at least 0")
     return size
 
 
@@ -77,8 +77,10 @@ class SavedPrefixes:
         """Evicts the oldest until `size` fits beside `reserved`; evicts none if it cannot fit: `BudgetExceeded`."""
         limit = self._limits.checkpoint_bytes
         if size > limit - reserved:
-            beside = f" beside {reserved} reserved" if reserved else ""
-            raise BudgetExceeded(f"a snapshot needs {size} bytes{beside}, but checkpoint_bytes is {limit}")
+            beside = f" beside {short(reserved)} reserved" if reserved else ""
+            raise BudgetExceeded(
+                f"a snapshot needs {short(size)} bytes{beside}, but checkpoint_bytes is {short(limit)}"
+            )
         while reserved + sum(snapshot.size for snapshot in self._saved) + size > limit:
             self._saved.pop(0).release()
 

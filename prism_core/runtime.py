@@ -35,7 +35,7 @@ from prism_core.prefixes import full_snapshot_bytes
 from prism_core.sampling import Sampler, give_back
 from prism_core.timings import Timings
 from prism_core.transaction import Completion, Finish, Transaction
-from prism_core.validation import Arguments, check_decoder, check_limits
+from prism_core.validation import Arguments, check_decoder, check_limits, short
 
 __all__ = [
     "MAX_CHECKPOINTS",
@@ -219,8 +219,8 @@ def _warn_of_budget_trap(decoder: Decoder, limits: Limits) -> None:
     one = full_snapshot_bytes(decoder, limits.context_tokens)
     if one is not None and limits.checkpoint_bytes < 2 * one:
         warnings.warn(
-            f"checkpoint_bytes is {limits.checkpoint_bytes}, but two snapshots of a full context of "
-            f"{limits.context_tokens} tokens need {2 * one}: a long conversation will fail or lose its prefixes",
+            f"checkpoint_bytes is {short(limits.checkpoint_bytes)}, but two snapshots of a full context of "
+            f"{limits.context_tokens} tokens need {short(2 * one)}: a long conversation will fail or lose its prefixes",
             RuntimeWarning,
             stacklevel=3,
         )

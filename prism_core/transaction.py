@@ -11,14 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from numbers import Real
 from typing import Any
 
 from prism_core.conversation import Commit, Conversation, TokenView
 from prism_core.errors import Cancelled, DeadlineExceeded, RestoreFailed, RuntimeFaulted, SamplerError
 from prism_core.prefixes import Snapshot, decoder_bytes, snapshot_bytes
 from prism_core.timings import Timings
-from prism_core.validation import Arguments, IntArray, Request, as_integer, check_request
+from prism_core.validation import (
+    Arguments,
+    IntArray,
+    Request,
+    as_integer,
+    check_request,
+    clock_seconds,
+    nearest_float,
+    short,
+)
 
 
 class Finish(StrEnum):
@@ -56,7 +64,7 @@ class Transaction:
         self._arguments = arguments
         self._clock = clock
         self._cancellation = cancellation
-        self._deadline = arguments.deadline if isinstance(arguments.deadline, Real) else None
+        self._deadline: Any = clock_seconds(arguments.deadline)
         self._timings = timings
         self._reserved = 0
         self._commit: Commit | None = None
@@ -99,7 +107,7 @@ class Transaction:
                 raise Cancelled("the request was cancelled")
         now = self._clock()
         if self._deadline is not None and now >= self._deadline:
-            raise DeadlineExceeded(f"the deadline {self._deadline} has passed: the clock reads {now}")
+            raise DeadlineExceeded(f"the deadline {nearest_float(self._deadline)} has passed: the clock reads {now}")
 
     def _generate(self, request: Request) -> Completion:
         """Steps 6 to 9."""
@@ -203,7 +211,7 @@ class Transaction:
     def _token(self, drawn: object) -> int:
         token, vocab_size = as_integer(drawn), self._conversation.vocab_size
         if token is None or not 0 <= token < vocab_size:
-            raise SamplerError(f"the sampler returned {drawn!r}, but a token is an integer in 0..{vocab_size - 1}")
+            raise SamplerError(f"the sampler returned {short(drawn)}, but a token is an integer in 0..{vocab_size - 1}")
         return token
 
     def _completed(self, request: Request) -> Commit:

@@ -6,12 +6,13 @@ whatever Python can use as an index, numpy's integers too, but never a bool: a f
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from numbers import Real
-from reprlib import repr as short
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,16 @@ from prism_core.limits import (
 from prism_core.timings import Timings
 
 IntArray = npt.NDArray[np.int32]
+
+
+class _Brief(Repr):
+    """Cuts long values. An integer of thousands of digits, which Python refuses to write out, is told by its bits."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 128 else f"<integer of {x.bit_length()} bits>"
+
+
+short = _Brief().repr
 
 
 def as_integer(value: object) -> int | None:
@@ -56,15 +67,33 @@ def integer(name: str, value: object, low: int, high: int | None = None) -> int:
     whole = any_integer(name, value)
     if whole < low or (high is not None and whole > high):
         limit = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidRequest(f"{name} is {whole}, but must be {limit}")
+        raise InvalidRequest(f"{name} is {short(whole)}, but must be {limit}")
     return whole
 
 
-def number(name: str, value: object) -> float:
+def number(name: str, value: Any) -> float:
     """`value` as a float, infinities included, else `InvalidRequest`."""
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         raise InvalidRequest(f"{name} must be a number, not {short(value)}")
-    return float(value)
+    return nearest_float(value)
+
+
+def nearest_float(value: Any) -> float:
+    """A real number as a float; an infinity if no float is so large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def clock_seconds(value: object) -> Real | None:
+    """A deadline as a number to compare a clock's float with; None if it is no number, which `number` refuses.
+
+    A narrow number of numpy becomes one of Python: beside it, numpy would round the clock's reading to its width.
+    """
+    if isinstance(value, np.floating):
+        value = value.item()
+    return value if isinstance(value, Real) else None
 
 
 def instance(name: str, value: object, kind: type) -> None:
@@ -81,7 +110,7 @@ def optional_callable(name: str, value: object) -> None:
 
 def integers(name: str, values: Any, most: int, *, unordered: bool = False) -> list[int]:
     """A copy of at most `most` integers of a sequence, a 1-D integer array or, if `unordered`, a set."""
-    if hasattr(values, "__array__"):
+    if hasattr(values, "__array__") or isinstance(values, memoryview):
         array = np.asarray(values)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InvalidRequest(
@@ -102,7 +131,7 @@ def in_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
     """`InvalidRequest` naming the first id outside 0..vocab_size-1."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise InvalidRequest(f"{name}[{at}] is {ids[at]}, outside the vocabulary 0..{vocab_size - 1}")
+        raise InvalidRequest(f"{name}[{at}] is {short(ids[at])}, outside the vocabulary 0..{vocab_size - 1}")
 
 
 def check_limits(limits: Limits, checkpoint_ceiling: int) -> Limits:
@@ -183,7 +212,8 @@ def _prompt(values: Any, max_tokens: int, context_tokens: int, vocab_size: int) 
         raise InvalidRequest("prompt is empty, but must have at least 1 token")
     if len(prompt) > room:
         raise InvalidRequest(
-            f"prompt has {len(values)} tokens and max_tokens is {max_tokens}: together {len(values) + max_tokens}, "
+            f"prompt has {len(values)} tokens and max_tokens is {short(max_tokens)}: "
+            f"together {short(len(values) + max_tokens)}, "
             f"but context_tokens is {context_tokens}"
         )
     in_vocabulary("prompt", prompt, vocab_size)
