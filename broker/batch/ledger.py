@@ -62,24 +62,33 @@ class PartLock:
         """Takes it, moving a finished output back to its `.part`; `Busy` if another process has it."""
         self.output = output
         self.path = part_of(output)
-        while True:
-            if not self.path.exists():
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(output, self.path)
-            try:
-                self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            except OSError as error:
-                raise LedgerError(f"cannot write {self.path}: {error.strerror}") from error
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self.file)
-                raise Busy(f"{self.path} is being written by another process") from None
+        try:
+            while not self._taken():
+                pass  # its last owner finished between our opening and our locking
+        except OSError as error:
+            raise LedgerError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def _taken(self) -> bool:
+        if not self.path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.output, self.path)
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._lock()
             if self._is_current():
                 sync_folder(self.path.parent)
-                return
-            # Its last owner finished between our opening and our locking.
-            os.close(self.file)
+                return True
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        return False
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"{self.path} is being written by another process") from None
 
     def _is_current(self) -> bool:
         try:
