@@ -113,8 +113,10 @@ class Selector:
 
     def mass(self, logits: FloatArray, best: np.float32, temperature: float) -> float:
         """The sum of exp((logit - best) / temperature) over the whole vocabulary, to float32's accuracy."""
-        np.subtract(logits, best, out=self._scratch)
-        np.divide(self._scratch, np.float32(temperature), out=self._scratch)
+        with np.errstate(over="ignore"):  # a logit far below the best becomes -inf: its weight is 0 as it should be
+            np.subtract(logits, best, out=self._scratch)
+            if temperature != 1.0:
+                np.divide(self._scratch, np.float32(temperature), out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
         return float(self._scratch.sum(dtype=np.float64))
 

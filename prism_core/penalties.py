@@ -11,6 +11,7 @@ from prism_core.errors import SamplerError
 
 FloatArray = npt.NDArray[np.float32]
 _HIGHEST = float(np.finfo(np.float32).max)
+_MOST = 1e200  # a repetition penalty beyond it, or below its inverse, gives the same float32 and could overflow float64
 
 
 class Penalties:
@@ -21,40 +22,48 @@ class Penalties:
     """
 
     def __init__(self, repetition: float, presence: float, frequency: float) -> None:
-        self._repetition, self._presence, self._frequency = repetition, presence, frequency
-        self.active = (repetition, presence, frequency) != (1.0, 0.0, 0.0)
+        self._parameters = repetition, presence, frequency
+        self._repetition = min(max(repetition, 1 / _MOST), _MOST)
+        self.active = self._parameters != (1.0, 0.0, 0.0)
         self._places: dict[int, int] = {}
+        self._highest = -1
         self._ids: npt.NDArray[np.int64] = np.zeros(64, dtype=np.int64)
-        self._draws: npt.NDArray[np.float64] = np.zeros(64, dtype=np.float64)
+        self._offsets: npt.NDArray[np.float64] = np.zeros(64, dtype=np.float64)
 
     def empty(self) -> Penalties:
         """One with the same parameters and no draws."""
-        return Penalties(self._repetition, self._presence, self._frequency)
+        return Penalties(*self._parameters)
 
     def copy(self) -> Penalties:
         """An independent one with the same draws."""
         twin = self.empty()
-        twin._places = self._places.copy()
-        twin._ids, twin._draws = self._ids.copy(), self._draws.copy()
+        twin._places, twin._highest = self._places.copy(), self._highest
+        twin._ids, twin._offsets = self._ids.copy(), self._offsets.copy()
         return twin
 
     def record(self, tokens: Iterable[int]) -> None:
         """Counts one more draw of each."""
+        _, presence, frequency = self._parameters
         for token in tokens:
-            place = self._places.setdefault(token, len(self._places))
-            if place == self._ids.size:
-                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-                self._draws = np.concatenate((self._draws, np.zeros_like(self._draws)))
-            self._ids[place] = token
-            self._draws[place] += 1
+            place = self._places.get(token)
+            if place is None:
+                place = self._places[token] = len(self._places)
+                if place == self._ids.size:
+                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                    self._offsets = np.concatenate((self._offsets, np.zeros_like(self._offsets)))
+                self._highest = max(self._highest, token)
+                self._ids[place] = token
+                self._offsets[place] = presence
+            self._offsets[place] += frequency
 
     def apply(self, logits: FloatArray) -> None:
         """Changes `logits`, in place; `SamplerError` if a counted token has none."""
+        if self._highest >= logits.size:
+            raise SamplerError(f"token {self._highest} was drawn before, but there are only {logits.size} logits")
         drawn = len(self._places)
-        ids, draws = self._ids[:drawn], self._draws[:drawn]
-        if drawn and ids.max() >= logits.size:
-            raise SamplerError(f"token {ids.max()} was drawn before, but there are only {logits.size} logits")
+        ids = self._ids[:drawn]
         values = logits[ids].astype(np.float64)
-        values = np.where(values > 0, values / self._repetition, values * self._repetition)
-        values -= self._presence + self._frequency * draws
-        logits[ids] = np.clip(values, -_HIGHEST, _HIGHEST)
+        if self._repetition != 1.0:
+            values = np.where(values > 0, values / self._repetition, values * self._repetition)
+        values -= self._offsets[:drawn]
+        logits[ids] = np.minimum(np.maximum(values, -_HIGHEST), _HIGHEST)

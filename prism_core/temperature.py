@@ -140,31 +140,27 @@ class TemperatureSampler:
         return ids[self._survivors.place_few(best, self._uniform())]
 
     def _draw(self, values: FloatArray) -> int:
-        """The token at the fraction of the survivors' weights, counted from the best down, that this draw's number is.
-
-        A logit far below the best may overflow to -inf on the way: its weight is 0 as it should be.
-        """
+        """The token at that fraction of the survivors' weights, from the best down, that this draw's number is."""
         best = highest_finite(values)
-        with np.errstate(over="ignore", under="ignore"):
-            if self._penalties.active:
-                np.copyto(self._penalised, values)
-                values = self._penalised
-                self._penalties.apply(values)
-                best = np.maximum.reduce(values)
-            if self._temperature == 0:
-                return self._selector.first(values, best)
-            top_k = self._top_k if 0 < self._top_k < values.size else values.size
-            if top_k <= FEW:
-                ids, logits = self._selector.few(values, top_k)
-                return ids[self._survivors.place_few(logits, self._uniform())]
-            if top_k == values.size:
-                token = self._draw_from_few(values, best, self._uniform())
-                if token is not None:
-                    return token
-            found = self._selector.highest(values, top_k)
-            gaps = _gaps(values, found, best)
-            kept = self._survivors.kept(gaps)
-            return int(found[self._survivors.place(gaps[:kept], self._uniform())])
+        if self._penalties.active:
+            np.copyto(self._penalised, values)
+            values = self._penalised
+            self._penalties.apply(values)
+            best = np.maximum.reduce(values)
+        if self._temperature == 0:
+            return self._selector.first(values, best)
+        top_k = self._top_k if 0 < self._top_k < values.size else values.size
+        if top_k <= FEW:
+            ids, logits = self._selector.few(values, top_k)
+            return ids[self._survivors.place_few(logits, self._uniform())]
+        if top_k == values.size:
+            token = self._draw_from_few(values, best, self._uniform())
+            if token is not None:
+                return token
+        found = self._selector.highest(values, top_k)
+        gaps = _gaps(values, found, best)
+        kept = self._survivors.kept(gaps)
+        return int(found[self._survivors.place(gaps[:kept], self._uniform())])
 
     def _draw_from_few(self, values: FloatArray, best: np.float32, uniform: float) -> int | None:
         """Without top-k: the same token, if a limited number of the best hold the cut, or the draw; else None."""
