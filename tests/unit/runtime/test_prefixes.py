@@ -255,7 +255,7 @@ def test_the_saved_prefix_is_prompt_and_answer_whatever_ended_it():
     assert saved(bench) == [[2, 3], [1, 1, 2]]
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, None, "4", True])
+@pytest.mark.parametrize("size", [-1, 1.5, None, "4", True, -(10**20_000)], ids=lambda size: type(size).__name__)
 def test_a_checkpoint_size_that_is_no_size_is_the_decoders_error(size):
     bench = Bench()
     bench.decoder.checkpoint_bytes = lambda: size

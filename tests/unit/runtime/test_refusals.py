@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from prism_core import (
 from .fixture import DEADLINE, LIMITS, ONE, Bench, FixtureDecoder, Trace
 
 BIG = 2**70
+LONG = 10**20_000  # more digits than Python is willing to write
 ENDLESS = 10**5000  # Python itself refuses to write out so many digits
 TOLD = "<integer of 16610 bits>"
 
@@ -249,6 +251,20 @@ REFUSED = [
     ({"prompt": [1, 2, 3], "save_at": (1.5,)}, "save_at[0] must be an integer, not 1.5"),
     ({"prompt": [1, 2, 3], "save_at": 2}, "save_at must be a sequence of integers, not 2"),
     ({"prompt": [1], "save_at": (1,)}, "save_at[0] is 1, but must be from 1 to 0"),
+    ({"prompt": [LONG]}, "prompt[0] is <integer of 66439 bits>, outside the vocabulary 0..7"),
+    ({"options": Generation(1, (LONG,))}, "stop_tokens[0] is <integer of 66439 bits>, outside the vocabulary 0..7"),
+    (
+        {"options": Generation(LONG)},
+        "prompt has 3 tokens and max_tokens is <integer of 66439 bits>: together <integer of 66439 bits>, "
+        "but context_tokens is 32",
+    ),
+    ({"prefill": Prefill(LONG)}, "block_tokens is <integer of 66439 bits>, but must be from 1 to 512"),
+    ({"prefill": Prefill(2**128 - 1)}, f"block_tokens is {2**128 - 1}, but must be from 1 to 512"),
+    ({"prefill": Prefill(2**128)}, "block_tokens is <integer of 129 bits>, but must be from 1 to 512"),
+    (
+        {"prompt": memoryview(np.ones(2, dtype=np.float32))},
+        None,
+    ),
 ]
 
 
@@ -343,6 +359,8 @@ class Indexed:
         bytes,
         bytearray,
         lambda ids: memoryview(bytes(ids)),
+        lambda ids: memoryview(np.array(ids, dtype=np.int64)),
+        lambda ids: memoryview(np.array(ids * 2, dtype=np.uint16))[:3],
         lambda ids: memoryview(np.array(ids, dtype=">u4")),
         lambda ids: memoryview(np.array(ids * 2)[:3])[::1],
         lambda ids: array.array("q", ids),
@@ -426,6 +444,24 @@ def test_a_narrow_deadline_does_not_round_the_clock(kind):
 def test_a_deadline_far_in_the_past_has_passed(deadline):
     with pytest.raises(DeadlineExceeded, match=r"has passed: the clock reads 0\.0"):
         Bench().ask([], deadline=deadline)
+
+
+def test_a_narrow_deadline_is_compared_with_the_whole_of_the_clocks_reading():
+    bench = Bench()
+    deadline = np.float16(100.0)
+    bench.trace.now = 100.0 - 1e-9  # rounded to half precision this would be 100
+    bench.ask([1], deadline=deadline)
+    bench.trace.now = 100.0
+    with pytest.raises(DeadlineExceeded, match=r"the deadline 100.0 has passed: the clock reads 100.0"):
+        bench.ask([1], deadline=deadline)
+
+
+@pytest.mark.parametrize("deadline", [LONG, Fraction(LONG, 3)], ids=["integer", "fraction"])
+def test_a_deadline_beyond_any_float_is_no_deadline_and_its_negative_has_passed(deadline):
+    bench = Bench()
+    bench.ask([1], deadline=deadline)
+    with pytest.raises(DeadlineExceeded, match=r"the deadline -inf has passed: the clock reads 0.0"):
+        bench.ask([1], deadline=-deadline)
 
 
 def test_every_refusal_leaves_the_request_repeatable():
