@@ -10,7 +10,9 @@ import dataclasses
 from typing import Any
 
 from prism_core.errors import InvalidRequest
+from prism_core.limits import MAX_CONTEXT_TOKENS
 
+MIN_CONTEXT_TOKENS = 8
 MAX_THREADS = 256
 MAX_WORKERS = 256
 MIN_MEMORY_BYTES = 16 << 20
@@ -27,7 +29,7 @@ class WorkerConfig:
     threads: int = 1
     """Kernel threads of this worker's Runtime, 1..256."""
     context_tokens: int | None = None
-    """Longest prompt + answer, in tokens; None is the file's own context, up to 4096."""
+    """Longest prompt + answer, 8..262,144 tokens; None is the file's own context, up to 4096."""
     memory_bytes: int | None = None
     """Budget for weights, KV cache and saved prefixes together; None means no limit beyond the saved prefixes' own."""
     saved_prefixes: int = 64
@@ -48,7 +50,7 @@ class WorkerConfig:
             raise InvalidRequest("redis_url: a URL is needed, got an empty string")
         _whole("threads", self.threads, 1, MAX_THREADS)
         if self.context_tokens is not None:
-            _whole("context_tokens", self.context_tokens, 1, 262_144)
+            _whole("context_tokens", self.context_tokens, MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
         if self.memory_bytes is not None:
             _whole("memory_bytes", self.memory_bytes, MIN_MEMORY_BYTES, 1 << 50)
         _whole("saved_prefixes", self.saved_prefixes, 1, 64)

@@ -56,6 +56,7 @@ def test_a_budget_that_is_too_small_names_a_context_that_fits():
         ("threads", True),
         ("threads", 1.5),
         ("context_tokens", 0),
+        ("context_tokens", 7),
         ("context_tokens", 300_000),
         ("memory_bytes", 1),
         ("saved_prefixes", 65),

@@ -361,3 +361,15 @@ def test_a_worker_that_must_leave_at_once_does_not_wait_for_an_absent_broker(rig
     finally:
         rig.broker.start()
     assert rig.log(request).kinds()[-1] != "end"
+
+
+@pytest.mark.parametrize("spec", [b"", b"\xc1", b"\x81\xa6prompt\xa1x\x81", b"\x81\xa9new_field\x01"])
+def test_a_request_that_this_worker_cannot_read_fails_and_harms_nobody(rig: Rig, spec: bytes):
+    request = rig.submit(prompt="hello")
+    rig.redis.hset(keys.request(request), "spec", spec)
+    claim = rig.store.take()
+    assert claim is not None
+    assert rig.turn(claim).run().state == "failed"
+    assert rig.log(request).end["reason"].startswith("invalid_request: ")
+    rig.store.settle(request)
+    assert rig.run(prompt="next", max_tokens=3)[0].state == "done"
