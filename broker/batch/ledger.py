@@ -6,7 +6,7 @@ of them and synced; only then is it counted and never run again. When all lines 
 Kept: one writer, by a lock on the output's `.part`; whoever reads meanwhile sees whole lines, save perhaps the last
 one; a torn last line of a crash is dropped when the next writer opens; each line is in exactly one of the finished
 files, because an error that a later try replaced is left out of them. A write that fails (a full disk) is taken back
-and recorded nowhere. Not promised: the lock on a shared folder whose file system has none; there the lease fences.
+and recorded nowhere. Not promised: a lock between machines whose shared folder has none; there the lease fences.
 """
 
 from __future__ import annotations
