@@ -20,7 +20,7 @@ from broker import AsyncClient, Client
 from broker.connect import connect
 from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from tests.pool import FAST, Pool, wait_for
-from tests.unit.deploy.commands import environment, gateway, prism
+from tests.unit.deploy.commands import ROOT, environment, gateway, prism
 from tests.unit.deploy.guarded import GuardedBroker, distribution_server
 
 SLOW = "toy?step_s=0.004"
@@ -37,7 +37,8 @@ def use_everything(broker: GuardedBroker) -> None:
     with Pool(broker.folder, 2, model=SLOW, pool=FAST, broker=broker) as pool:
         as_client(broker.urls["client"])
         asyncio.run(as_async_client(broker.urls["client"]))
-        as_gateway(broker, pool)
+        as_gateway(broker)
+        as_batch_runner(broker)
         with Client(broker.urls["client"]) as client:
             survive_a_kill(client, pool)
             make_room(client)
@@ -69,9 +70,10 @@ async def as_async_client(url: str) -> None:
         assert [event.kind async for event in request.events()][-1] == "end"
 
 
-def as_gateway(broker: GuardedBroker, pool: Pool) -> None:
-    key = {"Authorization": f"Bearer {broker.settings['PRISM_API_KEYS']}"}
-    with gateway(broker.urls["client"], PRISM_API_KEYS=broker.settings["PRISM_API_KEYS"]) as url:
+def as_gateway(broker: GuardedBroker) -> None:
+    secret = broker.settings["PRISM_API_KEYS"]
+    key = {"Authorization": f"Bearer {secret}"}
+    with gateway(broker.urls["client"], PRISM_API_KEYS=secret, PRISM_HOME=str(broker.folder)) as url:
         body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
         said = httpx.post(f"{url}/v1/chat/completions", json=body, headers=key, timeout=60)
         assert said.status_code == 200, said.text
@@ -81,6 +83,24 @@ def as_gateway(broker: GuardedBroker, pool: Pool) -> None:
         wait_for(lambda: httpx.get(stored, headers=key).json()["status"] == "incomplete", "the background response")
         assert "prism_wanted_workers 0.0" in httpx.get(f"{url}/metrics").text
         assert httpx.get(f"{url}/health").status_code == 200
+        settings = environment(OPENAI_BASE_URL=f"{url}/v1", OPENAI_API_KEY=secret)
+        example = [sys.executable, str(ROOT / "ops/examples/openai_batch.py")]
+        done = subprocess.run(example, capture_output=True, text=True, timeout=120, env=settings)
+        assert done.stdout.startswith("completed"), done.stderr
+
+
+def as_batch_runner(broker: GuardedBroker) -> None:
+    requests, answers = broker.folder / "in.jsonl", broker.folder / "out.jsonl"
+    line = {"method": "POST", "url": "/v1/completions", "body": {"model": "toy", "prompt": "hello", "max_tokens": 4}}
+    requests.write_text("".join(json.dumps({"custom_id": str(n), **line}) + "\n" for n in range(6)))
+    client = {"PRISM_REDIS_URL": broker.urls["client"], "PRISM_HOME": str(broker.folder)}
+    done = prism("batch", "run", str(requests), "-o", str(answers), **client)
+    assert done.returncode == 0, done.stderr
+    assert len(answers.read_text().splitlines()) == 6
+    (name, *_) = [batch["batch"] for batch in json.loads(prism("batch", "status", "--json", **client).stdout)]
+    operator = client | {"PRISM_REDIS_URL": broker.urls["operator"]}
+    cancelled = prism("batch", "cancel", name, **operator)
+    assert "refuses" not in cancelled.stderr
 
 
 def survive_a_kill(client: Client, pool: Pool) -> None:
