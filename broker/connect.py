@@ -40,6 +40,12 @@ TRIES = 4
 """Tries of a call on a lost connection, the first one included (about half a second with the back-off)."""
 TIMEOUT_S = 5.0
 HEALTH_CHECK_S = 15
+THREADS = 4_096
+"""Most connections of one synchronous client: one for each thread that calls at the same time."""
+CONNECTIONS = 64
+"""Most connections of one asyncio client (a reader's pub/sub connection not counted)."""
+CONNECTION_WAIT_S = 30.0
+"""Longest wait for one of them."""
 
 _AGAIN: Any = (ConnectionError, TimeoutError, OSError)
 """What a call is tried again for."""
@@ -109,6 +115,7 @@ def _open(url: str, share: Embedded | None, tries: int, options: dict[str, Any])
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
         "health_check_interval": HEALTH_CHECK_S,
+        "max_connections": THREADS,
         "retry": Retry(ExponentialWithJitterBackoff(cap=1.0, base=0.05), tries - 1, _AGAIN),
         **options,
     }
@@ -163,7 +170,9 @@ def _asynchronous(pool: redis.ConnectionPool, options: dict[str, Any]) -> aredis
         kind = _AsyncReviving if "home" in settings else aredis.UnixDomainSocketConnection  # type: ignore[assignment]
     elif issubclass(pool.connection_class, redis.SSLConnection):
         kind = aredis.SSLConnection
-    return aredis.Redis.from_pool(aredis.ConnectionPool(connection_class=kind, **settings))
+    # However many calls run at once: those beyond the limit wait for a connection instead of failing.
+    settings = {"max_connections": CONNECTIONS, "timeout": CONNECTION_WAIT_S, **settings}
+    return aredis.Redis.from_pool(aredis.BlockingConnectionPool(connection_class=kind, **settings))
 
 
 _SYNC_ONLY = frozenset(("retry", "maint_notifications_config", "oss_cluster_maint_notifications_handler"))
