@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from broker.gateway.metrics import exported_names
-from tests.api.door import Door, Raw, body_of
+from tests.api.door import Door, Raw, body_of, gateway_process
 from tests.pool import FAST, ROOT, Pool, wait_for
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -164,29 +163,6 @@ def test_the_page_comes_whole_from_here_and_may_load_nothing_from_elsewhere(door
             assert "innerHTML" not in text
         ids = set(re.findall(r'id="([^"]+)"', page.text))
         assert set(re.findall(r'\$\("([^"]+)"\)', script)) <= ids
-
-
-def gateway_process(pool: Pool, log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A gateway as `prism serve` runs it; returns it and its address."""
-    code = (
-        "import json, sys; from broker.config import PoolConfig; from broker.gateway.config import GatewayConfig;"
-        "from broker.gateway.server import run;"
-        "config = GatewayConfig.from_environment(port=0, shutdown_grace_s=1.0);"
-        "run(config, sys.argv[1], pool=PoolConfig(**json.loads(sys.argv[2])))"
-    )
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, pool.broker.url, json.dumps(pool.settings)],
-            stderr=output,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-        )
-
-    def port() -> str | None:
-        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-        return next((str(line["port"]) for line in lines if "port" in line), None)
-
-    return process, f"http://127.0.0.1:{wait_for(port, 'the gateway')}"
 
 
 def test_logs_are_json_with_ids_and_times_and_not_a_word_of_text(toy_pool: Pool, tmp_path: Path):
