@@ -35,7 +35,10 @@ NAN[7] = np.nan
 LONG = [f"{index:05}" + "x" * 1_000 for index in range(20)]
 
 REFUSED = {
-    "special tokens too long in all": (bpe_metadata(control=tuple(LONG)), "squared lengths .* add up to 20200734; at most 16777216"),
+    "special tokens too long in all": (
+        bpe_metadata(control=tuple(LONG)),
+        "squared lengths .* add up to 20200734; at most 16777216",
+    ),
     "no tokenizer": ({}, "tokenizer.ggml.model is missing"),
     "another model": (changed(BPE, model="bert"), "'bert'; supported are 'gpt2'"),
     "model of a wrong type": (changed(BPE, model=3), "tokenizer.ggml.model must be a string, not int"),
