@@ -75,9 +75,7 @@ def wait_for_workers(client: Client, before: set[str], wanted: int, supervisor: 
     until = time.monotonic() + JOIN_SECONDS
     while len({worker.name for worker in client.workers()} - before) < wanted:
         if supervisor.poll() is not None:
-            raise PrismError(
-                f"the workers stopped with exit code {supervisor.returncode}; see {prism_home()}/demo.log"
-            )
+            raise PrismError(f"the workers stopped with exit code {supervisor.returncode}; see {prism_home()}/demo.log")
         if time.monotonic() > until:
             raise PrismError(f"no worker joined within {JOIN_SECONDS:.0f} s; try: prism doctor")
         time.sleep(0.02)
