@@ -125,6 +125,9 @@ class Gateway:
                 self.departures.left(Watch(owner, [done.request for done in placed], shared=False))
                 raise
         requests = [done.request for done in placed]
+        if placed[0].outcome != "dup" and last_event_id(request) is not None:
+            self.departures.left(Watch(owner, requests, shared=False))
+            raise InvalidCursor("no earlier request has this Idempotency-Key: there is no stream to go on with")
         request.state.log["requests"] = requests
         return Placed(requests, placed[0].outcome == "dup", model, pinned)
 

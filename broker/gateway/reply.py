@@ -78,8 +78,8 @@ class Reply:
     skip: int = -1
     """Show only chunks with a `sequence_number` above this one."""
     progress: int = 0
-    """With `after` or `skip`: events that the request had when the reader came. They are read before the status goes
-    out, so that a cursor which is none is an error."""
+    """Events that the request had when the reader came, where it comes to an old stream. They are read before the
+    status goes out, so that a cursor which is none, or a log that has expired, is an error."""
     log: dict[str, Any] = field(default_factory=dict)
     """Filled with what the log line of this request tells."""
 

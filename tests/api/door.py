@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,15 @@ class Door:
 
         async def run() -> Any:
             return work()
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def call_async(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Awaits `work()` in the gateway's loop."""
+
+        async def run() -> Any:
+            return await work()
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)

@@ -241,6 +241,37 @@ def test_a_conversation_goes_on_where_it_was_and_on_its_worker(door: Door):
         client.chat.completions.create(model="toy", messages=more, n=2, extra_headers=headers)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [f"<think>\nhm\n</think>\n\nI look.\n{CALL}", f"hm\n</think>\n\n{CALL}", "plain  text ", "<think>hm</think>Yes"],
+)
+def test_a_clients_whole_list_goes_on_from_what_was_committed(parrot: Door, said: str):
+    """The client sends the answer back in OpenAI's form; the transcript has it as it was generated."""
+    client = parrot.openai()
+    name = f"whole-{abs(hash(said))}"
+    opened = not said.startswith("<think>") and "</think>" in said
+    asked: Any = {
+        "model": "toy",
+        "tools": TOOLS,
+        "extra_headers": {"X-Prism-Conversation": name},
+        "extra_body": {"chat_template_kwargs": {"think": opened}},
+    }
+    user: Any = {"role": "user", "content": said}
+    first = client.chat.completions.create(messages=[user], **asked).choices[0].message
+    answer = first.to_dict()
+    messages: Any = [user, answer]
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "a ship"} for call in first.tool_calls or []]
+    client.chat.completions.create(messages=[*messages, {"role": "user", "content": "more"}], **asked)
+    turns = parrot.call_async(lambda: parrot.gateway.pool.transcript("local", name))
+    assert [turn.answer["content"] for turn in turns] == [said, "more"]
+    assert [message["role"] for message in turns[1].messages][-1] == "user"
+    assert all(message["role"] != "assistant" for message in turns[1].messages)
+    edited: Any = [user, {"role": "assistant", "content": "something else"}, {"role": "user", "content": "new"}]
+    client.chat.completions.create(messages=edited, **asked)
+    turns = parrot.call_async(lambda: parrot.gateway.pool.transcript("local", name))
+    assert [turn.answer["content"] for turn in turns] == ["new"]
+
+
 def test_completions_answer_each_prompt_in_order(door: Door):
     client = door.openai()
     done = client.completions.create(model="toy", prompt=["abc", "xyz"], n=2, max_tokens=6, temperature=0, logprobs=2)

@@ -119,6 +119,12 @@ def test_a_last_event_id_without_a_key_starts_nothing(door: Door):
     assert submitted(door) == before
 
 
+def test_a_last_event_id_under_a_key_that_nobody_used_is_an_error_and_generates_nothing(door: Door):
+    answer = post(door, "never used", body_of(stream=True, max_tokens=3000), **{"Last-Event-ID": "1-1"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_cursor")
+    wait_for(lambda: door.pool.redis.zcard("prism:live") == 0, "the request to be cancelled")
+
+
 def test_a_failed_request_fails_again_the_same_way(door: Door):
     body = body_of(messages=[{"role": "user", "content": "x" * 5000}])
     for stream in (False, True):

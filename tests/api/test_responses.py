@@ -196,6 +196,17 @@ def test_starting_after_without_a_stream_and_other_flags_are_refused(door: Door)
         assert http.get(f"/v1/responses/{done.id}?stream=maybe").status_code == 400
 
 
+def test_a_stream_whose_log_has_expired_is_an_error_and_the_result_is_still_there(door: Door):
+    client = door.openai()
+    done = client.responses.create(model="toy", input="hello", max_output_tokens=8)
+    door.pool.redis.delete(f"prism:r:{done.id.removeprefix('resp_')}:log")
+    for extra in ({}, {"starting_after": 3}):
+        with pytest.raises(openai.NotFoundError) as caught:
+            list(client.responses.retrieve(done.id, stream=True, **extra))  # type: ignore[call-overload]
+        assert caught.value.code == "stream_lost"
+    assert client.responses.retrieve(done.id).output_text == done.output_text
+
+
 def test_a_response_goes_on_from_an_earlier_one(parrot: Door):
     client = parrot.openai()
     first = client.responses.create(model="toy", input="one", instructions="first rules")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +13,9 @@ from broker.gateway.asked import Answer, Asked
 from broker.gateway.chat import ChatAnswer, read_chat
 from broker.gateway.completions import CompletionAnswer, read_completion
 from broker.gateway.config import GatewayConfig
+from broker.gateway.conversation import as_committed
 from broker.gateway.departures import Watch
-from broker.gateway.gateway import gateway_of
+from broker.gateway.gateway import Gateway, gateway_of, named_conversation
 from broker.gateway.reply import Reply
 
 __all__ = ["ROUTES"]
@@ -33,7 +35,7 @@ async def _completions(request: Request) -> Any:
 async def _generate(request: Request, read: Read, make: Make) -> Any:
     gateway = gateway_of(request)
     body = await gateway.body(request)
-    asked = read(body, gateway.config)
+    asked = await _with_transcript(gateway, request, read(body, gateway.config))
     placed = await gateway.place(request, asked, body)
     owner, requests = request.state.owner, placed.requests
     after, progress = await gateway.cursor(request, owner, requests) if asked.stream else (None, 0)
@@ -50,6 +52,17 @@ async def _generate(request: Request, read: Read, make: Make) -> Any:
         progress=progress,
         log=request.state.log,
     )
+
+
+async def _with_transcript(gateway: Gateway, request: Request, asked: Asked) -> Asked:
+    """A whole list in a conversation: its answers in the form in which they were committed."""
+    conversation = named_conversation(request)
+    messages = asked.specs[0].messages or []
+    if conversation is None or not any(message["role"] == "assistant" for message in messages):
+        return asked
+    turns = await gateway.pool.transcript(request.state.owner, conversation)
+    restored = as_committed(messages, turns)
+    return replace(asked, specs=[replace(spec, messages=restored) for spec in asked.specs])
 
 
 ROUTES = (

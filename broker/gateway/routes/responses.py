@@ -46,6 +46,8 @@ async def _create(request: Request) -> Any:
     reply.headers, reply.route = placed.headers(), placed.route
     reply.early = asked.background
     reply.after, reply.progress = after, progress
+    if placed.replayed and asked.stream:
+        reply.progress = await gateway.pool.progress(owner, name)
     reply.watch = None if asked.background else Watch(owner, placed.requests, shared=True)
     return reply
 
@@ -92,11 +94,12 @@ async def _fetch(request: Request) -> Any:
     reply = _reply(gateway, request, answer, True, live=False)
     reply.events = gateway.events(owner, [frame.request], strict=True)
     reply.early = True
+    reply.progress = record.ev
     if after is not None:
         # A browser's event source comes back with the last id that it saw: newer than what its address says.
         reply.after, reply.progress = await gateway.cursor(request, owner, [frame.request])
     elif skip >= 0:
-        reply.skip, reply.progress = skip, await gateway.pool.progress(owner, frame.request)
+        reply.skip = skip
     if not frame.background and record.state not in TERMINAL:
         reply.watch = Watch(owner, [frame.request], shared=True)
     return reply
