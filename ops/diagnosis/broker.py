@@ -63,7 +63,7 @@ def _connected(connection: Connection, url: str) -> list[Check]:
 
 
 def reach(url: str, round_trip_s: float, facts: Mapping[str, Any]) -> Check:
-    """A worker waits for one round trip with each token, beside its computing."""
+    """A token travels while the next one is computed; what waits for round trips are readers, cancels and takes."""
     name = "Valkey" if "valkey_version" in facts else "Redis"
     version = facts.get("valkey_version") or facts.get("redis_version")
     text = f"{url}, {name} {version}, round trip {round_trip_s * 1000:.2f} ms"

@@ -49,15 +49,16 @@ def compose() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
 
 
-def parses(words: list[str]) -> dict[str, Any]:
-    """The options of a `prism` command line, or click's complaint."""
+def parses(words: list[str], *, whole: bool = True) -> dict[str, Any]:
+    """The options of a `prism` command line, or click's complaint; not `whole`: it may lack arguments."""
     group: Any = typer.main.get_command(app)
     context = click.Context(group, info_name="prism")
     while isinstance(group, click.Group) or hasattr(group, "commands"):
         name, *words = words
         assert name in group.commands, f"there is no command {name!r}"
         group = group.commands[name]
-    values: dict[str, Any] = group.make_context(group.name, list(words), parent=context).params
+    found = group.make_context(group.name, list(words), parent=context, resilient_parsing=not whole)
+    values: dict[str, Any] = found.params
     return values
 
 
