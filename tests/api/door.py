@@ -112,8 +112,19 @@ class Door:
 class Raw:
     """A client that is only a socket: it can stop reading, or vanish, at any moment."""
 
-    def __init__(self, door: Door, path: str, body: dict[str, Any] | None, headers: dict[str, str] | None = None):
-        self._socket = socket.create_connection(("127.0.0.1", door.server.port))
+    def __init__(
+        self,
+        door: Door,
+        path: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str] | None = None,
+        buffer_bytes: int | None = None,
+    ) -> None:
+        """`buffer_bytes`: what the kernel may keep for this client while it does not read."""
+        self._socket = socket.socket()
+        if buffer_bytes is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        self._socket.connect(("127.0.0.1", door.server.port))
         data = json.dumps(body).encode() if body is not None else b""
         method = "GET" if body is None else "POST"
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}"]

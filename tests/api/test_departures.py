@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.door import Door, Raw, body_of
-from tests.pool import Pool, wait_for
+from tests.pool import FAST, Pool, wait_for
 
 LONG = 3000
 
@@ -56,21 +58,24 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing_behind(door:
 
 
 @pytest.fixture
-def hasty(toy_pool: Pool) -> Iterator[Door]:
-    """A gateway that soon loses patience with a client that does not read."""
-    with Door(toy_pool, send_timeout_s=0.4, disconnect_grace_s=0.1, keep_alive_s=0.1) as door:
+def hasty(tmp_path: Path) -> Iterator[Door]:
+    """A gateway that soon loses patience with a client that does not read, and workers that fill its buffers fast."""
+    with (
+        Pool(tmp_path, 2, model="toy", pool=FAST) as pool,
+        Door(pool, send_timeout_s=0.4, disconnect_grace_s=0.1, keep_alive_s=0.1) as door,
+    ):
         yield door
 
 
 def test_a_client_that_never_reads_is_cut_off_and_its_request_cancelled(hasty: Door):
     # Much text for each token: alternatives fill the socket's buffers soon.
-    body = body_of(max_tokens=LONG, stream=True, logprobs=True, top_logprobs=20)
-    raw = Raw(hasty, "/v1/chat/completions", body)
-    raw._socket.setsockopt(1, 8, 4096)  # SO_RCVBUF
+    body = body_of(max_tokens=LONG, stream=True, logprobs=True, top_logprobs=20, n=8)
+    raw = Raw(hasty, "/v1/chat/completions", body, buffer_bytes=4096)
     wait_for(lambda: hasty.server.connections == 1, "the connection")
     wait_for(lambda: hasty.server.connections == 0, "the connection to be cut", 60)
     wait_for(lambda: hasty.pool.redis.zcard("prism:live") == 0, "its request to end")
-    assert idle(hasty)
+    wait_for(lambda: idle(hasty), "the gateway to be idle")
+    raw.vanish()
 
 
 def test_a_slow_reader_misses_nothing_and_holds_up_nobody(door: Door):
@@ -83,8 +88,9 @@ def test_a_slow_reader_misses_nothing_and_holds_up_nobody(door: Door):
     door.pool.follow(request)
     slow.read_until("[DONE]")
 
-    def said(raw: Raw) -> list[str]:
-        return [line.split('"content":', 1)[1].split('"')[1] for line in raw.text.splitlines() if '"content":"' in line]
+    def said(raw: Raw) -> str:
+        lines = [line[6:] for line in raw.text.splitlines() if line.startswith("data: {")]
+        return "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines)
 
     assert said(slow) == said(fast)
 
