@@ -91,7 +91,8 @@ class Layout:
                 data = dequantize(kind, data, use.rows * use.cols).view(np.uint8)
                 kind = TensorType.F32
             packed = self._families[name].pack(kind, data, use.rows, use.cols).view(np.uint8).reshape(-1)
-        assert packed.nbytes == place.nbytes, (name, packed.nbytes, place.nbytes)
+        if packed.nbytes != place.nbytes:
+            raise RuntimeError(f"tensor {name} was packed into {packed.nbytes} bytes, not the {place.nbytes} announced")
         return packed
 
 
@@ -120,7 +121,9 @@ def load_weights(file: GgufFile, layout: Layout, progress: Progress | None = Non
     Raises:
         ModelError: a tensor holds values that are not finite, or the file changed while it was read.
     """
-    path = _path(file, layout)
+    if layout.exact:  # several times the file's size, for comparisons only: not worth keeping
+        return Weights(layout, _pack_private(file, layout, progress), shared=False)
+    path = packed_folder() / f"{file.sha256()}-{cache_folder().name}.bin"
     memory = _map(path, layout)
     if memory is None:
         try:
@@ -164,11 +167,6 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def packed_folder() -> Path:
     """Where packed weights are kept; it may be deleted at any time."""
     return prism_home() / "packed"
-
-
-def _path(file: GgufFile, layout: Layout) -> Path:
-    kind = "exact" if layout.exact else "packed"
-    return packed_folder() / f"{file.sha256()}-{kind}-{cache_folder().name}.bin"
 
 
 def _header(layout: Layout) -> bytes:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism_core.errors import DecoderError
 from prism_core.kernels import program
-from prism_core.kernels.words import CONTEXT_WORDS, OPERATION_WORDS, PHASE_WORDS
+from prism_core.kernels.words import CONTEXT_WORDS, PHASE_WORDS
 
 JOIN_S = 5.0
 MAX_THREADS = 256
@@ -35,7 +36,6 @@ class Crew:
 
     def __init__(self, phases: Words, operations: Words, threads: int) -> None:
         count = len(phases) // PHASE_WORDS
-        assert len(operations) % OPERATION_WORDS == 0
         self.threads = threads
         self.context = _line_aligned(CONTEXT_WORDS)
         self._tables = (phases, operations)
@@ -56,9 +56,13 @@ class Crew:
         self._finalizer = weakref.finalize(self, _stop, control, helpers)
 
     def run(self, first: int, last: int, budget_ns: int = 0) -> int:
-        """Run phases [first, last), or fewer where a budget is given; the number of the first phase not run."""
+        """Run phases [first, last), or fewer where a budget is given; the number of the first phase not run.
+
+        Raises:
+            DecoderError: this is a forked child of the process that made the crew.
+        """
         if self._process != os.getpid():
-            raise RuntimeError("a decoder cannot be used in a forked child: open the model there")
+            raise DecoderError("a decoder cannot be used in a forked child: open the model there")
         return int(program.run_phases(self._address, first, last, budget_ns))
 
     def profile(self) -> Words:

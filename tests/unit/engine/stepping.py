@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism_core import Model, open_model
+from prism_core.home import prism_home
 
 Logits = NDArray[np.float32]
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
@@ -18,6 +19,16 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
 def tiny(data: Path, name: str, **options: Any) -> Model:
     """The fixture `tiny-<name>`."""
     return open_model(data / f"tiny-{name}" / f"tiny-{name}.gguf", **options)
+
+
+def home_with_shared_caches(home: Path) -> Path:
+    """A new PRISM_HOME that shares compiled kernels and models with the present one, but not packed weights."""
+    home.mkdir()
+    for name in ("numba", "models", "identity"):
+        shared = prism_home() / name
+        shared.mkdir(parents=True, exist_ok=True)
+        (home / name).symlink_to(shared.resolve())
+    return home
 
 
 def no_check() -> None:

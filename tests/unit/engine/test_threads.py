@@ -121,7 +121,7 @@ def test_a_forked_child_says_that_it_cannot_use_the_decoder(data: Path) -> None:
     script = f"""
 import os, sys
 import numpy as np
-from prism_core import open_model
+from prism_core import DecoderError, open_model
 model = open_model({str(data / "tiny-llama-q8_0" / "tiny-llama-q8_0.gguf")!r}, threads=2)
 decoder = model.decoder()
 logits = np.zeros(model.vocab_size, dtype=np.float32)
@@ -129,7 +129,7 @@ child = os.fork()
 if child == 0:
     try:
         decoder.evaluate_into(1, logits)
-    except RuntimeError as error:
+    except DecoderError as error:
         os._exit(0 if "forked child" in str(error) else 2)
     os._exit(3)
 _, status = os.waitpid(child, 0)

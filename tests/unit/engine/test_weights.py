@@ -13,22 +13,17 @@ import pytest
 from ops.bench import synthetic
 from prism_core import open_model, weights
 from prism_core.model import Model
-from tests.unit.engine.stepping import after, random_ids
+from tests.unit.engine.stepping import after, home_with_shared_caches, random_ids
 
 IDS = random_ids(1, 12, 500)
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PRISM_HOME of its own, whose compiled kernels are the shared ones."""
-    from prism_core.home import prism_home
-
-    (tmp_path / "home").mkdir()
-    compiled = prism_home() / "numba"
-    compiled.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "home" / "numba").symlink_to(compiled.resolve())
-    monkeypatch.setenv("PRISM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    """A PRISM_HOME for each test."""
+    home = home_with_shared_caches(tmp_path / "home")
+    monkeypatch.setenv("PRISM_HOME", str(home))
+    return home
 
 
 @pytest.fixture
@@ -140,11 +135,9 @@ def test_workers_that_start_together_pack_once(path: Path, home: Path, monkeypat
     assert all(model._weights is not None and model._weights.shared for model in models)
 
 
-def test_exact_weights_do_not_mix_with_packed_ones(path: Path, home: Path) -> None:
-    exact, usual = logits_of(path, exact=True), logits_of(path)
-    assert len(packed(home)) == 2
-    assert not np.array_equal(exact, usual)
-    assert np.array_equal(logits_of(path, exact=True), exact)
+def test_float32_weights_are_not_kept(path: Path, home: Path) -> None:
+    logits_of(path, exact=True)
+    assert not (home / "packed").exists()
 
 
 def test_the_folder_may_vanish_while_a_model_runs(path: Path, home: Path) -> None:
