@@ -5,7 +5,7 @@
 Kept: at most one server runs in FOLDER, because a server inherits the lock on `server.lock` and holds it for exactly as
 long as it lives; at most one guardian, which holds `guardian.lock`. While any process holds `users.lock` (shared), a
 dead server is started again; after IDLE_S without one, the server is stopped and the guardian ends. A server that has
-lost its guardian to a SIGKILL is adopted by the next one. Imports only the standard library, so that it starts in
+lost its guardian to a SIGKILL is adopted by the next one. When FOLDER is removed the server is killed. Imports only the standard library, so that it starts in
 milliseconds. Not promised: anything about a server that is alive but does not answer. It is left alone.
 """
 
@@ -89,6 +89,14 @@ class Guardian:
         self._starts = 0
 
     def run(self) -> int:
+        try:
+            return self._guard()
+        except FileNotFoundError:
+            # The folder was removed: nobody can find this server any more, so it must not outlive its data.
+            self._abandon()
+            return 0
+
+    def _guard(self) -> int:
         mine = lock_file(self._path("guardian.lock"), fcntl.LOCK_EX, wait_s=3.0)
         if mine is None:
             return 0
@@ -189,6 +197,13 @@ class Guardian:
         deadline = time.monotonic() + 10.0
         while self._alive() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            ask(self.socket, "SHUTDOWN", "NOSAVE")
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait()
 
 
 def main(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -185,6 +186,14 @@ def test_it_stops_once_nobody_has_used_it_for_a_while(home: Path) -> None:
     assert not answers(share)
     with contextlib.closing(ensure(home)) as again:
         assert boot_of(again) == boot
+
+
+def test_a_server_does_not_outlive_its_folder(home: Path) -> None:
+    share = ensure(home)
+    server = pid_of(share)
+    shutil.rmtree(home / "broker")
+    eventually(lambda: not Path(f"/proc/{server}").exists())
+    share.close()
 
 
 def test_starting_and_stopping_at_the_same_time_never_fails(home: Path) -> None:
