@@ -62,6 +62,8 @@ class Report:
     events: int = 0
     heard: int = 0
     moves: int = 0
+    made_again: int = 0
+    """Turns whose end a killed broker had lost to a stalled disk after it was read, and that were told again."""
     states: dict[str, int] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Report:
 
     def count(self, verdict: Verdict) -> None:
         """Takes in what was judged."""
-        self.requests, self.heard = len(verdict.stories), verdict.heard
+        self.requests, self.heard, self.made_again = len(verdict.stories), verdict.heard, verdict.made_again
         for story in verdict.stories:
             self.tokens += len(story.ids)
             self.events += len(story.kinds)
@@ -94,6 +96,7 @@ class Report:
             "events": self.events,
             "live_events_heard": self.heard,
             "moves": self.moves,
+            "made_again": self.made_again,
             **{f"ended.{name}": count for name, count in sorted(self.states.items())},
             "takeover_gap_p50_s": round(statistics.median(gaps), 3) if gaps else None,
             "takeover_gap_p99_s": round(gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))], 3) if gaps else None,
@@ -144,7 +147,9 @@ class Chaos:
             self._say(f"storm over at {time.monotonic() - began:.1f} s")
             self._calm()
             self._say(f"calm at {time.monotonic() - began:.1f} s")
-            verdict = Verdict(self._raw, self._oracle, self._ear, self._violate)
+            verdict = Verdict(
+                self._raw, self._oracle, self._ear, self._violate, broker_died=self.report.faults["broker"] > 0
+            )
             verdict.judge(self._asks)
             self.report.count(verdict)
         self.report.seconds = time.monotonic() - began
