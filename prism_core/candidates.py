@@ -20,11 +20,15 @@ IdArray = npt.NDArray[np.int64]
 
 GROUPS = 4096
 FEW_GROUPS = 1024
+LOWEST_DIVISOR = 1e-30  # below it, and above its inverse, a quotient needs float64's range
 
 
 def as_vector(logits: npt.ArrayLike) -> npt.NDArray[Any]:
     """`logits` as a 1-D array of 1..1,048,576 numbers, else `SamplerError`."""
-    values = logits if type(logits) is np.ndarray else np.asarray(logits)
+    try:
+        values = logits if type(logits) is np.ndarray else np.asarray(logits)
+    except ValueError as error:
+        raise SamplerError(f"logits must be a 1-D array of numbers: {error}") from error
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise SamplerError(f"logits must be a 1-D array of numbers, not {values.ndim}-D of {values.dtype.name}")
     if not 1 <= values.size <= MAX_VOCAB:
@@ -63,9 +67,9 @@ class Selector:
     def highest(self, logits: FloatArray, count: int) -> IdArray:
         """The ids of the `count` highest logits (1..vocab_size), in order."""
         if count >= self.vocab_size:
-            return _descending(logits, np.arange(self.vocab_size))
+            return descending(logits, np.arange(self.vocab_size))
         ids = self._candidates(logits, count)
-        return _descending(logits[ids], ids)[:count]
+        return descending(logits[ids], ids)[:count]
 
     def few(self, logits: FloatArray, count: int) -> tuple[list[int], list[float]]:
         """`highest` with the logits, as lists: the same for a count of some dozens, in fewer and shorter calls."""
@@ -115,13 +119,15 @@ class Selector:
         """The sum of exp((logit - best) / temperature) over the whole vocabulary, to float32's accuracy."""
         with np.errstate(over="ignore"):  # a logit far below the best becomes -inf: its weight is 0 as it should be
             np.subtract(logits, best, out=self._scratch)
-            if temperature != 1.0:
+            if not LOWEST_DIVISOR <= temperature <= 1 / LOWEST_DIVISOR:
+                np.copyto(self._scratch, (logits.astype(np.float64) - best) / temperature, casting="same_kind")
+            elif temperature != 1.0:
                 np.divide(self._scratch, np.float32(temperature), out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
         return float(self._scratch.sum(dtype=np.float64))
 
 
-def _descending(logits: FloatArray, ids: IdArray) -> IdArray:
+def descending(logits: FloatArray, ids: IdArray) -> IdArray:
     """`ids` by (logit descending, id ascending): sorted as integers that hold both, faster than by two keys."""
     bits = (np.float32(0.0) - logits).view(np.int32)  # 0 - x has one zero only
     ordered = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 Gaps = npt.NDArray[np.float64]
-MIN_TEMPERATURE = 1e-30  # below it a quotient could overflow, and nothing but equals of the best has any weight
 
 
 class Survivors:
@@ -23,8 +22,8 @@ class Survivors:
     the best one. Both look at temperature 1; the draw's weights are those of `temperature`."""
 
     def __init__(self, top_p: float, min_p: float, temperature: float) -> None:
-        self._top_p, self._min_p = top_p, min_p
-        self.divisor = max(temperature, MIN_TEMPERATURE)
+        self.top_p, self.min_p = top_p, min_p
+        self.divisor = temperature or 1.0  # at 0 nothing is drawn
         self.cuts = top_p < 1 or min_p > 0
 
     def place_few(self, logits: list[float], uniform: float, mass: float | None = None) -> int:
@@ -35,10 +34,10 @@ class Survivors:
         best, kept = logits[0], len(logits)
         odds = [math.exp(logit - best) for logit in logits]
         if self.cuts:
-            if self._top_p < 1:
+            if self.top_p < 1:
                 summed = list(accumulate(odds))
-                kept = min(kept, bisect_left(summed, self._top_p * (mass or summed[-1])) + 1)
-            while odds[kept - 1] < self._min_p:
+                kept = min(kept, bisect_left(summed, self.top_p * (mass or summed[-1])) + 1)
+            while odds[kept - 1] < self.min_p:
                 kept -= 1
             if mass is not None and kept == len(odds):
                 return kept
@@ -54,14 +53,15 @@ class Survivors:
         """How many of the best pass top-p and min-p; `mass`: of all survivors of top-k, if these are not all."""
         kept = gaps.size
         odds = np.exp(gaps)
-        if self._top_p < 1:
+        if self.top_p < 1:
             summed = np.cumsum(odds)
-            kept = min(kept, int(np.searchsorted(summed, self._top_p * (mass or summed[-1]))) + 1)
-        return min(kept, int(np.count_nonzero(odds >= self._min_p)))
+            kept = min(kept, int(np.searchsorted(summed, self.top_p * (mass or summed[-1]))) + 1)
+        return min(kept, int(np.count_nonzero(odds >= self.min_p)))
 
     def place(self, gaps: Gaps, uniform: float, mass: float | None = None) -> int:
         """Where the draw falls among the best; `mass`: of all survivors, if these are not all: it may fall beyond."""
-        summed = np.cumsum(np.exp(gaps / self.divisor))
+        with np.errstate(over="ignore"):  # a gap beyond measure is -inf: a weight of 0, as it should be
+            summed = np.cumsum(np.exp(gaps / self.divisor))
         if mass is None:
             return min(int(np.searchsorted(summed, uniform * summed[-1], side="right")), gaps.size - 1)
         return int(np.searchsorted(summed, uniform * mass, side="right"))

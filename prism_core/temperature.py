@@ -20,11 +20,13 @@ from prism_core.candidates import FloatArray, IdArray, Selector, as_vector, high
 from prism_core.errors import InvalidRequest
 from prism_core.limits import MAX_VOCAB
 from prism_core.penalties import Penalties
+from prism_core.spread import Spread
 from prism_core.survivors import Gaps, Survivors
 from prism_core.validation import in_vocabulary, integer, integers, number
 
 FEW = 64  # candidates that are looked at in plain Python
-WIDENING = (1024, 16_384)  # candidates looked at without a top-k, before the whole vocabulary is put in order
+MORE = 1024  # candidates that are looked at without a top-k, if the few do not tell
+MOST = 16_384  # candidates that are put in order; a draw from more of them is left to `Spread`
 UNIFORMS_PER_BLOCK = 64  # a multiple of the 4 words that one step of Philox's counter gives
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -69,9 +71,7 @@ class TemperatureSampler:
         self._simple = 0 < self._top_k <= FEW and self._temperature > 0 and not self._penalties.active
         self._draws = 0
         self._uniforms: tuple[int, list[float]] = (-1, [])
-        self._selector = Selector(0)
-        self._penalised: FloatArray = np.empty(0, dtype=np.float32)
-        self._accepted: FloatArray = self._penalised
+        self._forget_buffers()
 
     @property
     def draws(self) -> int:
@@ -91,9 +91,14 @@ class TemperatureSampler:
         """An independent sampler that will draw the same tokens."""
         twin = copy(self)
         twin._penalties = self._penalties.copy()
-        twin._selector = Selector(0)  # buffers are not shared
-        twin._accepted = twin._penalised = np.empty(0, dtype=np.float32)
+        twin._forget_buffers()
         return twin
+
+    def _forget_buffers(self) -> None:
+        """Buffers are made for the logits at hand, and not shared with copies."""
+        self._selector = Selector(0)
+        self._spread = Spread(0)
+        self._penalised: FloatArray = np.empty(0, dtype=np.float32)
 
     def restore(self, saved: TemperatureSampler) -> None:
         """Goes to the state of a copy, which stays independent."""
@@ -102,7 +107,7 @@ class TemperatureSampler:
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """Draws a token; `SamplerError` unless there are 1..1,048,576 logits, all finite. They are not changed."""
-        values = self._accepted if logits is self._accepted else self._accept(logits)
+        values = self._accept(logits)
         token = self._draw_simply(values) if self._simple else self._draw(values)
         if self._penalties.active:
             self._penalties.record((token,))
@@ -110,15 +115,15 @@ class TemperatureSampler:
         return token
 
     def _accept(self, logits: npt.ArrayLike) -> FloatArray:
-        """`logits` as float32, with buffers of their size. A buffer once seen needs no second look at its form."""
+        """`logits` as float32, with buffers of their size."""
         values = as_vector(logits)
         if values.dtype != np.float32:
             highest_finite(values)
             values = np.clip(values, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
         if self._selector.vocab_size != values.size:
             self._selector = Selector(values.size)
-            self._penalised = np.empty(values.size if self._penalties.active else 0, dtype=np.float32)
-        self._accepted = values
+        if self._penalties.active and self._penalised.size != values.size:
+            self._penalised = np.empty(values.size, dtype=np.float32)
         return values
 
     def _uniform(self) -> float:
@@ -157,6 +162,8 @@ class TemperatureSampler:
             token = self._draw_from_few(values, best, self._uniform())
             if token is not None:
                 return token
+        if top_k > MOST:
+            return self._draw_from_all(values, top_k, self._uniform())
         found = self._selector.highest(values, top_k)
         gaps = _gaps(values, found, best)
         kept = self._survivors.kept(gaps)
@@ -170,18 +177,31 @@ class TemperatureSampler:
         place = survivors.place_few(logits, uniform, mass)
         if place < FEW:
             return ids[place]
-        for count in WIDENING:
-            if count < values.size:
-                found = self._selector.highest(values, count)
-                gaps = _gaps(values, found, best)
-                if not survivors.cuts:
-                    place = survivors.place(gaps, uniform, mass)
-                else:
-                    kept = survivors.kept(gaps, mass)
-                    place = survivors.place(gaps[:kept], uniform) if kept < count else count
-                if place < count:
-                    return int(found[place])
+        if values.size > MORE:
+            found = self._selector.highest(values, MORE)
+            gaps = _gaps(values, found, best)
+            if not survivors.cuts:
+                place = survivors.place(gaps, uniform, mass)
+            else:
+                kept = survivors.kept(gaps, mass)
+                place = survivors.place(gaps[:kept], uniform) if kept < MORE else MORE
+            if place < MORE:
+                return int(found[place])
         return None
+
+    def _draw_from_all(self, values: FloatArray, top_k: int, uniform: float) -> int:
+        """From so many candidates that putting them in order would cost more than all the rest."""
+        if self._spread.vocab_size != values.size:
+            self._spread = Spread(values.size)
+        survivors = self._survivors
+        return self._spread.draw(
+            values,
+            top_k=top_k,
+            top_p=survivors.top_p,
+            min_p=survivors.min_p,
+            temperature=survivors.divisor,
+            uniform=uniform,
+        )
 
 
 def _gaps(values: FloatArray, ids: IdArray, best: np.float32) -> Gaps:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import prism_core
-from prism_core import Generation
+from prism_core import Generation, TemperatureSampler
 
 from .fixture import SCENARIOS, Bench
 
@@ -131,3 +132,42 @@ def test_an_interrupt_at_any_instruction_of_a_reset_leaves_it_done_or_latched():
             assert bench.runtime.tokens == bench.decoder.state
         bench.runtime.reset()
         bench.ask([1])
+
+
+def in_order(sampler: TemperatureSampler) -> tuple:
+    """What a sampler would draw next; drawing it shows that its buffers are sound."""
+    rows = np.arange(24, dtype=np.float32).reshape(3, 8) % 5
+    twin = sampler.copy()
+    return (sampler.draws, [twin.sample(row) for row in rows])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 0, "top_p": 1.0},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "temperature": 5.0},
+        {"temperature": 0, "presence_penalty": 1.0},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("before", [0, 1, 63])
+def test_an_interrupt_at_any_line_leaves_the_sampler_as_it_was_and_fit_to_go_on(options, before):
+    def made() -> TemperatureSampler:
+        sampler = TemperatureSampler(seed=3, **options)
+        for _ in range(before):
+            sampler.sample(np.arange(8, dtype=np.float32))
+        return sampler
+
+    bench, sampler = Bench(), made()
+    with RaiseAt(0, "line") as counting:
+        bench.ask([1], Generation(2), sampler=sampler)
+    after = (list(bench.runtime.tokens), in_order(sampler))
+    for at in range(1, counting.seen + 1):
+        bench, sampler = Bench(), made()
+        with pytest.raises(Interrupt), RaiseAt(at, "line"):
+            bench.ask([1], Generation(2), sampler=sampler)
+        if bench.runtime.tokens == []:
+            assert in_order(sampler) == in_order(made()), at
+            bench.ask([1], Generation(2), sampler=sampler)
+        assert (bench.runtime.tokens, in_order(sampler)) == after, at

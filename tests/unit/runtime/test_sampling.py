@@ -77,6 +77,47 @@ def test_what_is_no_vector_of_logits_is_refused(logits, words):
         assert str(caught.value) == words
 
 
+def test_logits_that_make_no_array_are_refused():
+    for refuse in (greedy, Greedy().sample, TemperatureSampler(seed=1).sample):
+        with pytest.raises(SamplerError, match="logits must be a 1-D array of numbers: setting an array element"):
+            refuse([[1.0], [1.0, 2.0]])
+
+
+def test_a_vector_that_changes_its_form_is_looked_at_again():
+    logits = np.arange(8, dtype=F32)
+    sampler = TemperatureSampler(seed=1, top_k=1)
+    assert sampler.sample(logits) == 7
+    logits.shape = (2, 4)
+    with pytest.raises(SamplerError, match="not 2-D"):
+        sampler.sample(logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"presence_penalty": 1.0}, {"top_k": 0, "top_p": 1.0}], ids=repr)
+def test_a_sampler_short_of_memory_draws_the_same_when_there_is_some_again(options, monkeypatch):
+    logits = (np.random.default_rng(2).standard_normal(20_000) / 10).astype(F32)
+    expected = [TemperatureSampler(seed=1, **options).sample(logits)]
+    real_empty = np.empty
+    for failing in range(12):
+        made = []
+
+        def empty(*shape, made=made, failing=failing, **more):
+            made.append(shape)
+            if len(made) == failing + 1:
+                raise MemoryError
+            return real_empty(*shape, **more)
+
+        sampler = TemperatureSampler(seed=1, **options)
+        monkeypatch.setattr(np, "empty", empty)
+        for _ in range(2):
+            try:
+                drawn = sampler.sample(logits)
+                break
+            except MemoryError:
+                pass
+        monkeypatch.setattr(np, "empty", real_empty)
+        assert [drawn] == expected
+
+
 def test_a_vocabulary_of_1048576_is_not_too_large():
     logits = np.zeros(MAX_VOCAB, dtype=F32)
     logits[-1] = 1
