@@ -5,8 +5,9 @@
 Kept: at most one server runs in FOLDER, because a server inherits the lock on `server.lock` and holds it for exactly as
 long as it lives; at most one guardian, which holds `guardian.lock`. While any process holds `users.lock` (shared), a
 dead server is started again; after IDLE_S without one, the server is stopped and the guardian ends. A server that has
-lost its guardian to a SIGKILL is adopted by the next one. When FOLDER is removed the server is killed. Imports only the standard library, so that it starts in
-milliseconds. Not promised: anything about a server that is alive but does not answer. It is left alone.
+lost its guardian to a SIGKILL is adopted by the next one. When FOLDER is removed, the server is killed. Imports only
+the standard library, so that it starts in milliseconds. Not promised: anything about a server that is alive but does
+not answer. It is left alone.
 """
 
 from __future__ import annotations
