@@ -72,13 +72,13 @@ class PageArena:
     @property
     def pages(self) -> int:
         """Pages that have memory, in use or not."""
-        return len(self._pages)
+        return len(self._references)
 
     @property
     def pages_in_use(self) -> int:
         """Pages that somebody refers to."""
         self._collect()
-        return len(self._pages) - len(self._free)
+        return self.pages - len(self._free)
 
     def take(self) -> int:
         """A page of unknown content with one reference."""
@@ -93,13 +93,14 @@ class PageArena:
     def _grow(self) -> None:
         count = min(max(SLAB_BYTES // max(self.page_bytes, 1), 1), PAGES_PER_SLAB)
         slab = large(count * self.page_bytes)
-        first = len(self._pages)
-        for number in range(count):
-            memory = slab[number * self.page_bytes :][: self.page_bytes]
-            self._pages.append(memory)
-            self._addresses.append(int(memory.ctypes.data) if self.page_bytes else 0)
+        memory = [slab[number * self.page_bytes :][: self.page_bytes] for number in range(count)]
+        addresses = [int(page.ctypes.data) if self.page_bytes else 0 for page in memory]
+        # The references, lengthened last, say how many there are: what an interrupted growth left is written over.
+        first = len(self._references)
+        self._pages[first:] = memory
+        self._addresses[first:] = addresses
+        self._filled[first:] = [0] * count
         self._references += [0] * count
-        self._filled += [0] * count
         self._free += range(first + count - 1, first - 1, -1)
 
     def copy(self, page: int, filled: int) -> int:

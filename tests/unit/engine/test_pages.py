@@ -265,3 +265,46 @@ def test_an_interrupt_at_any_line_never_gives_a_page_to_two_owners() -> None:
         assert not set(sequence._pages) & set(saved.pages)
         sequence.restore(saved)
         assert read(sequence) == [1] * 100
+
+
+def test_an_interrupt_at_any_instruction_of_a_growing_step_leaves_the_arena_sound() -> None:
+    """Break a step that needs new pages off at every instruction in turn, go back, and go on where it had been."""
+    left = [0]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != kv.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left[0] -= 1
+            if left[0] < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    finished = False
+    instruction = 0
+    while not finished:
+        sequence = kv.Sequence(1 << 20, 0, 1000)  # four pages at a time
+        write(sequence, [1] * 100)
+        saved = sequence.checkpoint()
+        left[0] = instruction
+        instruction += 1
+        sys.settrace(trace)
+        try:
+            sequence.begin(100)
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        sequence.restore(saved)
+        write(sequence, [2] * 300)
+        assert read(sequence) == [1] * 100 + [2] * 300
+        assert len(set(sequence._pages)) == len(sequence._pages)
+        arena = sequence.arena
+        assert [arena.address(page) for page in sequence._pages] == [
+            int(arena._pages[page].ctypes.data) for page in sequence._pages
+        ]
+        assert sequence.page_table[:13].tolist() == [arena.address(page) for page in sequence._pages]
+    assert instruction > 200
