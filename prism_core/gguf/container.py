@@ -9,6 +9,7 @@ offsets of the table make sense is decided later (`spans.py`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,6 +29,9 @@ MAX_ARRAY_BYTES = 256 << 20
 MAX_DIMS = 4
 MAX_DIM = 1 << 40
 MAX_ALIGNMENT = 1 << 20
+MAX_HEADER_BYTES = 128 << 20
+FIRST_READ = 16 << 20
+"""What is read of a file before it is known how long its header is: most have less."""
 MIN_KEY_BYTES = 8 + 1 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -88,17 +92,38 @@ class Shard:
     records: tuple[TensorRecord, ...]
 
 
+class _MoreNeeded(Exception):
+    """The header goes on to byte `end` at least, which is in the file but not in the part that was given."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
+
 def parse(buffer: Any, source: str = "GGUF") -> Shard:
     """Parse the header of a whole GGUF file in `buffer` (bytes, mmap, memoryview); `source` names it in errors."""
     with memoryview(buffer) as view, view.cast("B") as raw:
         return _Parser(raw, source).shard()
 
 
+def parse_start(read: Callable[[int], Any], size: int, source: str) -> Shard:
+    """Parse the header of a file of `size` bytes whose first n bytes are `read(n)`: as much is read as is needed."""
+    count = min(size, FIRST_READ)
+    while True:
+        try:
+            with memoryview(read(count)) as view, view.cast("B") as raw:
+                return _Parser(raw, source, size).shard()
+        except _MoreNeeded as more:
+            count = min(size, max(2 * count, more.end))
+
+
 class _Parser:
-    def __init__(self, view: memoryview, source: str) -> None:
+    """`view`: the file's first bytes, or all of the `size` bytes that it has."""
+
+    def __init__(self, view: memoryview, source: str, size: int | None = None) -> None:
         self.view = view
         self.source = source
-        self.size = len(view)
+        self.size = len(view) if size is None else size
         self.at = 0
         self.strings_left = MAX_STRINGS
 
@@ -110,7 +135,12 @@ class _Parser:
         at = self.at
         if count > self.size - at:
             self.fail(f"{what} needs {count} bytes at offset {at}, but the file ends after {self.size - at}")
-        self.at = at + count
+        end = at + count
+        if end > len(self.view) or end > MAX_HEADER_BYTES:
+            if end > MAX_HEADER_BYTES:
+                self.fail(f"{what} ends at offset {end}; a header may have {MAX_HEADER_BYTES} bytes")
+            raise _MoreNeeded(end)
+        self.at = end
         return at
 
     def u32(self, what: str) -> int:
@@ -220,7 +250,8 @@ class _Parser:
             self.fail(f"{what} is an array of {count} strings, but only {self.size - self.at} bytes follow")
         self.strings_left -= count
         # The one hot loop of the parser (a vocabulary has 262,144 entries), hence no calls to self in it.
-        view, size, at, length_at = self.view, self.size, self.at, _U64.unpack_from
+        view, at, length_at = self.view, self.at, _U64.unpack_from
+        size = min(len(view), MAX_HEADER_BYTES)
         out: list[str] = []
         try:
             for _ in range(count):

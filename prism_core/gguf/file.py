@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .container import Shard, parse
+from .container import Shard, parse, parse_start
 from .hadamard import HadamardSpec, read_hadamard
 from .identity import sha256_of, sha256_of_buffers
 from .metadata import Metadata, T
@@ -139,15 +139,20 @@ def open_gguf(path: str | Path, *, inspect: bool = False) -> GgufFile:
     path = Path(path)
     sources = [Source(path)]
     try:
-        shards = [parse(sources[0].map, str(path))]
+        shards = [_parsed(sources[0])]
         for other in shard_paths(path, shards[0]):
             sources.append(Source(other))
-            shards.append(parse(sources[-1].map, str(other)))
+            shards.append(_parsed(sources[-1]))
         return GgufFile(path, shards, [source.map for source in sources], sources, inspect)
     except BaseException:
         for source in sources:
             source.close()
         raise
+
+
+def _parsed(source: Source) -> Shard:
+    """The header, read and not mapped: a file that is cut short meanwhile must not end the process."""
+    return parse_start(lambda count: source.read(0, count), source.size, str(source.path))
 
 
 def gguf_from_buffers(buffers: Sequence[Any], source: str = "GGUF", *, inspect: bool = False) -> GgufFile:

@@ -5,7 +5,7 @@ file is opened (download caches are made of links), and what it led to must be a
 inode or device after that is reported by `check_unchanged`.
 
 Not promised: a process that truncates the file while its mapped pages are being read kills this one with SIGBUS. `read`
-copies instead, and has no such weakness; with the map, check before and after a load.
+copies instead, and has no such weakness: opening, hashing and packing a model use nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.real = Path(os.path.realpath(path))
+        try:
+            self.real = Path(os.path.realpath(path))
+        except ValueError as error:  # a NUL in the name
+            raise ModelError(f"{str(path)!r} cannot be opened: {error}") from error
         self.fd = self._open()
         self._finalizer = weakref.finalize(self, os.close, self.fd)
         self.status = os.fstat(self.fd)

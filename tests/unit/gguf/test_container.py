@@ -10,7 +10,7 @@ import pytest
 
 from ops.bench.synthetic import Typed, gguf_bytes, header_bytes, record_bytes, string_bytes, value_bytes
 from prism_core.errors import ModelError
-from prism_core.gguf import container, gguf_from_buffers
+from prism_core.gguf import container, gguf_from_buffers, open_gguf
 from prism_core.gguf.container import parse
 
 ARCH = {"general.architecture": "llama"}
@@ -297,3 +297,21 @@ def test_any_readable_buffer_will_do():
     raw = gguf_bytes(ARCH)
     for buffer in (raw, bytearray(raw), memoryview(raw), np.frombuffer(raw, dtype=np.uint8)):
         assert parse(buffer).metadata["general.architecture"] == "llama"
+
+
+def test_a_header_longer_than_any_real_one_is_refused_before_it_is_read(tmp_path):
+    # a sparse file costs its maker nothing, and a reader all that it is told to keep
+    path = tmp_path / "long.gguf"
+    keys = [raw_array(f"key{n}", 0, 1 << 26) for n in range(40)]
+    with path.open("wb") as file:
+        file.write(header_bytes(0, len(keys)))
+        for key in keys:
+            file.write(key)
+            file.seek(1 << 26, 1)
+        file.truncate(file.tell())
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="'key1' ends at offset .*; a header may have 134217728 bytes"):
+        open_gguf(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * (1 << 26)

@@ -16,7 +16,7 @@ import pytest
 
 from ops.bench import synthetic
 from prism_core.errors import ModelError
-from prism_core.gguf import gguf_from_buffers, open_gguf
+from prism_core.gguf import container, gguf_from_buffers, open_gguf
 from prism_core.gguf.identity import SETTLE_NS, sha256_of
 from prism_core.gguf.source import Source
 
@@ -125,6 +125,24 @@ class TestGroup17Files:
         gc.collect()
         np.testing.assert_array_equal(data, before)
         assert len(file.tensors) == 0
+
+    @pytest.mark.parametrize("first", [24, 100, 4096])
+    def test_a_header_is_read_however_far_it_goes(self, model, monkeypatch, first):
+        whole = open_gguf(model)
+        monkeypatch.setattr(container, "FIRST_READ", first)
+        part = open_gguf(model)
+        assert part.shards[0].records == whole.shards[0].records
+        assert part.shards[0].data_start == whole.shards[0].data_start
+        assert str(dict(part.metadata)) == str(dict(whole.metadata))
+
+    def test_opening_never_touches_the_map(self, model, monkeypatch):
+        # a map would be a SIGBUS away from ending the process, were the file cut short meanwhile
+        monkeypatch.setattr("mmap.mmap", lambda fd, size, access: np.full(size, 0xAA, np.uint8))
+        assert open_gguf(model).architecture == "qwen3"
+
+    def test_a_name_that_no_file_can_have_is_refused(self):
+        with pytest.raises(ModelError, match=r"'a\\x00b\.gguf' cannot be opened: embedded null byte"):
+            open_gguf("a\0b.gguf")
 
     def test_a_read_copies_what_the_map_shows(self, model, tmp_path):
         for path in (model, synthetic.qwen3(tmp_path / "split.gguf", parts=3)):
