@@ -23,12 +23,14 @@ import redis
 from broker import keys
 from broker.errors import BrokerUnavailable, NotMember
 from broker.store import Claim, Lease, WorkerStore
+from prism_core.errors import PrismError
 from workers.budget import Plan
 from workers.cancellation import Halt, Progress
 from workers.config import WorkerConfig
 from workers.heart import Heart
 from workers.hints import Hints
 from workers.rq_adapter import HEARTBEAT_S, RqWorker
+from workers.tracing import turn_span
 from workers.turn import Turn, TurnResult
 
 log = logging.getLogger(__name__)
@@ -218,7 +220,8 @@ class TurnWorker(RqWorker):
             clock=self._clock,
         )
         try:
-            result = self._turn.run()
+            with turn_span(_trace_of(claim), claim.request, self.name):
+                result = self._turn.run()
         except Exception as error:
             raise RuntimeBroken(type(error).__name__) from error
         finally:
@@ -287,6 +290,14 @@ class TurnWorker(RqWorker):
             "pid": os.getpid(),
             **self._plan.stats(),
         }
+
+
+def _trace_of(claim: Claim) -> str:
+    """The trace that the request carries; a spec that cannot be read is the turn's own affair."""
+    try:
+        return claim.spec.trace
+    except PrismError:
+        return ""
 
 
 class RuntimeBroken(Exception):
