@@ -68,7 +68,10 @@ def _no_constant(name: str) -> NoReturn:
 
 def digest_text(value: Any) -> str:
     """One text for all spellings of the same JSON value, so that two bodies can be compared."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise invalid("the request body is nested too deeply", code="invalid_json") from None
 
 
 class Body:

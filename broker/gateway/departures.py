@@ -8,10 +8,12 @@ Not promised: a gateway that is killed cancels nothing; its requests run to thei
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.errors import NotFound
 from broker.gateway.pool import GatewayPool
 from prism_core.errors import PrismError
 
@@ -60,6 +62,12 @@ class Departures:
         self._hurry.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def abandoned(self, watch: Watch) -> None:
+        """The client was refused before it could watch: as `left`, with the grace for a retry."""
+        with contextlib.suppress(PrismError):
+            await self.arrived(watch)
+        self.left(watch)
+
     @property
     def pending(self) -> int:
         return len(self._tasks)
@@ -76,6 +84,7 @@ class Departures:
             counts = await self._pool.watch(watch.requests, 0) if watch.shared else [0] * len(watch.requests)
             for request, count in zip(watch.requests, counts, strict=True):
                 if count <= 0:
-                    await self._pool.cancel(watch.owner, request, REASON)
+                    with contextlib.suppress(NotFound):
+                        await self._pool.cancel(watch.owner, request, REASON)
         except PrismError as error:
             _log.warning("could not cancel for a client that went away", extra={"error": type(error).__name__})

@@ -29,6 +29,7 @@ __all__ = ["Front", "refused"]
 
 _log = logging.getLogger("prism.gateway")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _PAGE = ("/", "/static/")
 
 
@@ -80,7 +81,9 @@ class Front:
 
     def _tell(self, gateway: Gateway, scope: Scope, call: _Call) -> None:
         route = getattr(scope.get("route"), "path", "")
-        gateway.metrics.http.labels(route, scope["method"], str(call.status or 499)).inc()
+        # A client may send any word as a method; a label has few values.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        gateway.metrics.http.labels(route, method, str(call.status or 499)).inc()
         usage = call.log.pop("usage", {})
         known = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "reused_tokens") if name in usage}
         level = logging.DEBUG if route in OPEN_PATHS or route in ("/metrics", "/pool") else logging.INFO
@@ -89,7 +92,7 @@ class Front:
             "request",
             extra={
                 "request_id": call.name,
-                "method": scope["method"],
+                "method": method,
                 "route": route,
                 "status": call.status,
                 "ms": round((time.monotonic() - call.began) * 1000, 1),

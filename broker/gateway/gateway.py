@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 
 from broker.calls import Submission, Submitted
-from broker.errors import InvalidCursor, QueueFull, StreamLost
+from broker.errors import BrokerUnavailable, InvalidCursor, QueueFull, StreamLost
 from broker.events import BEGIN, TERMINAL, Cursor, Event, parse_cursor
 from broker.gateway.access import Access, RateLimit
 from broker.gateway.asked import Asked
@@ -120,13 +120,14 @@ class Gateway:
             spec = replace(spec, note={**spec.note, **note}, trace=request.state.trace)
             try:
                 placed.append(await self.pool.submit(item, spec))
-            except QueueFull:
-                # With a key the retry finds those that are in; without one nobody will.
-                self.departures.left(Watch(owner, [done.request for done in placed], shared=False))
+            except (QueueFull, BrokerUnavailable):
+                # Those that are in, and the one that may be: a retry with the same key finds them in time, or nobody.
+                requests = [*(done.request for done in placed), item.request]
+                await self.departures.abandoned(Watch(owner, requests, shared=key is not None))
                 raise
         requests = [done.request for done in placed]
         if placed[0].outcome != "dup" and last_event_id(request) is not None:
-            self.departures.left(Watch(owner, requests, shared=False))
+            await self.departures.abandoned(Watch(owner, requests, shared=True))
             raise InvalidCursor("no earlier request has this Idempotency-Key: there is no stream to go on with")
         request.state.log["requests"] = requests
         return Placed(requests, placed[0].outcome == "dup", model, pinned)

@@ -93,7 +93,7 @@ class Reply:
                 await self.exchange.departures.arrived(self.watch)
             await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
-                await self._worked(work, scope)
+                await self._worked(work, leaving, scope)
             else:
                 self._left("gone")
         finally:
@@ -102,11 +102,12 @@ class Reply:
             await asyncio.gather(leaving, work, return_exceptions=True)
             self.exchange.metrics.stream(-int(self.stream))
 
-    async def _worked(self, work: asyncio.Task[None], scope: Scope) -> None:
+    async def _worked(self, work: asyncio.Task[None], leaving: asyncio.Task[None], scope: Scope) -> None:
         error = work.exception()
         if isinstance(error, _Stuck):
             self._left("stuck")
             self.exchange.abort(scope.get("client"))
+            await asyncio.wait({leaving}, timeout=1.0)  # until the server knows that the connection is gone
             return
         if self.watch is not None:
             with contextlib.suppress(PrismError):

@@ -1,14 +1,16 @@
 """Trace context (W3C `traceparent`), carried from the HTTP request into the pool's record of it.
 
 With the `opentelemetry` package installed and a span active (as its ASGI instrumentation makes one), that span is the
-parent of what a worker does; else the header of the client is passed on as it is. Not promised: spans of our own; the
-context is carried, so that whoever instruments a worker finds it in the request's spec.
+parent of what a worker does; else the header of the client is passed on as it is. A worker makes its span under it
+(`workers.tracing`). Not promised: a span of the gateway's own.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from functools import cache
+from typing import Any
 
 __all__ = ["parent"]
 
@@ -24,10 +26,17 @@ def parent(header: str | None) -> str:
 
 
 def _active() -> str:
-    try:
-        propagate = importlib.import_module("opentelemetry.propagate")
-    except ImportError:
+    propagate = _propagate()
+    if propagate is None:
         return ""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent", "")
+
+
+@cache
+def _propagate() -> Any:
+    try:
+        return importlib.import_module("opentelemetry.propagate")
+    except ImportError:
+        return None

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.api.door import Door, Raw, body_of, frames
-from tests.pool import wait_for
+from tests.pool import FAST, Pool, wait_for
 
 
 def post(door: Door, key: str, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> Any:
@@ -166,3 +166,19 @@ def test_a_client_that_comes_back_in_its_grace_keeps_its_request(door: Door):
     request = third.read_until('"content"').split("chatcmpl-", 1)[1][:26]
     third.vanish()
     assert door.pool.follow(request).state == "cancelled"
+
+
+def test_a_request_of_several_choices_that_found_half_a_place_is_completed_by_its_retry(
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    limits = {**FAST, "max_open": 2, "max_open_batch": 1}
+    with Pool(tmp_path_factory.mktemp("h"), 1, model="toy?step_s=0.004", pool=limits) as pool, Door(pool) as door:
+        blocker = door.openai().responses.create(model="toy", input="x", max_output_tokens=3000, background=True)
+        body = body_of(n=2, max_tokens=30)
+        assert post(door, "half", body).status_code == 429
+        door.openai().responses.cancel(blocker.id)
+        again = post(door, "half", body)
+        assert again.status_code == 200
+        assert [choice["finish_reason"] for choice in again.json()["choices"]] == ["length"] * 2
+        wait_for(lambda: door.gateway.departures.pending == 0, "the grace of the refused call to end")
+        assert pool.redis.hget("prism:stats", "ended.cancelled") == b"1"
