@@ -42,6 +42,9 @@ class Asked:
 class Answer(Protocol):
     """Turns events into what the client reads."""
 
+    sequence: int
+    """Chunks numbered so far; 0 where they have no numbers."""
+
     def push(self, index: int, event: Event) -> list[Chunk]:
         """The chunks of a stream for the next event of answer `index`. Raises `ApiError` for an end that is none."""
         ...

@@ -112,6 +112,8 @@ class _Choice:
 class ChatAnswer:
     """Chunks and completion of one chat request, of any number of choices."""
 
+    sequence = 0
+
     def __init__(self, asked: Asked, requests: Sequence[str], model: str) -> None:
         """`requests`: ids in the order of the choices. `model`: the name to answer with."""
         self._asked = asked

@@ -100,6 +100,8 @@ class _Choice:
 class CompletionAnswer:
     """Chunks and completion of one request of any number of prompts and answers."""
 
+    sequence = 0
+
     def __init__(self, asked: Asked, requests: Sequence[str], model: str) -> None:
         self._asked = asked
         self._choices = [_Choice() for _ in requests]

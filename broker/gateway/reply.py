@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from broker.errors import InvalidCursor
 from broker.events import BEGIN, Cursor, Event
@@ -24,18 +24,12 @@ from broker.gateway.asked import Answer, Chunk
 from broker.gateway.departures import Departures, Watch
 from broker.gateway.errors import ApiError, of_end, of_error
 from broker.gateway.metrics import GatewayMetrics, Timer
+from broker.gateway.outlet import Outlet, Stuck, gone
 from prism_core.errors import PrismError
 
-__all__ = ["Exchange", "Reply", "gone"]
+__all__ = ["Exchange", "Reply"]
 
 Events = AsyncGenerator[tuple[int, Event], None]
-_NO_STORE = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-
-
-async def gone(receive: Receive) -> None:
-    """Returns when the client's connection is closed; the body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class Reply:
     """Filled with what the log line of this request tells."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        out = _Out(send, self.exchange.send_timeout_s, self.timers)
+        out = Outlet(send, self.exchange.send_timeout_s, self.timers)
         self.exchange.metrics.stream(int(self.stream))
         leaving = asyncio.create_task(gone(receive))
         work = asyncio.create_task(self._work(out))
@@ -104,7 +98,7 @@ class Reply:
 
     async def _worked(self, work: asyncio.Task[None], leaving: asyncio.Task[None], scope: Scope) -> None:
         error = work.exception()
-        if isinstance(error, _Stuck):
+        if isinstance(error, Stuck):
             self._left("stuck")
             self.exchange.abort(scope.get("client"))
             await asyncio.wait({leaving}, timeout=1.0)  # until the server knows that the connection is gone
@@ -120,14 +114,14 @@ class Reply:
         if self.watch is not None:
             self.exchange.departures.left(self.watch)
 
-    async def _work(self, out: _Out) -> None:
+    async def _work(self, out: Outlet) -> None:
         async with contextlib.aclosing(self.events()) as events:
             if self.stream:
                 await self._stream(out, events)
             else:
                 await self._whole(out, events)
 
-    async def _whole(self, out: _Out, events: Events) -> None:
+    async def _whole(self, out: Outlet, events: Events) -> None:
         headers = dict(self.headers)
         moved = False
         async for index, event in events:
@@ -142,7 +136,7 @@ class Reply:
         await out.start(200, {**headers, "content-type": "application/json", "content-length": str(len(body))})
         await out.body(body, more=False)
 
-    async def _stream(self, out: _Out, events: Events) -> None:
+    async def _stream(self, out: Outlet, events: Events) -> None:
         beat = None
         try:
             opening = self.opening()  # called in any case: it counts
@@ -171,7 +165,7 @@ class Reply:
             for last in self.answer.closing():
                 await out.body(sse.frame(last))
             await out.body(self.done, more=False)
-        except _Stuck:
+        except Stuck:
             raise
         except Exception as error:
             if not out.started:
@@ -187,10 +181,10 @@ class Reply:
             raise InvalidCursor(f"this stream has no event {self.after}")
 
     def _check_skip(self) -> None:
-        if self.skip >= 0 and self.skip >= getattr(self.answer, "sequence", 0):
+        if self.skip >= 0 and self.skip >= self.answer.sequence:
             raise InvalidCursor(f"this stream has no event with sequence_number {self.skip} so far")
 
-    async def _begin(self, out: _Out, headers: Mapping[str, str], chunks: Iterable[bytes]) -> asyncio.Task[None]:
+    async def _begin(self, out: Outlet, headers: Mapping[str, str], chunks: Iterable[bytes]) -> asyncio.Task[None]:
         await out.start(200, {**self.headers, **headers, "content-type": "text/event-stream; charset=utf-8"})
         beat = asyncio.create_task(out.beat(self.exchange.keep_alive_s))
         for chunk in chunks:
@@ -217,9 +211,9 @@ class Reply:
             return None
         return sse.frame(chunk, name=chunk["type"] if self.named else None, cursor=cursor)
 
-    async def _break_off(self, out: _Out, error: ApiError) -> None:
+    async def _break_off(self, out: Outlet, error: ApiError) -> None:
         if self.named:
-            number = getattr(self.answer, "sequence", 0)
+            number = self.answer.sequence
             fields = {"code": error.code, "message": error.message, "param": error.param}
             await out.body(sse.frame({"type": "error", "sequence_number": number, **fields}, name="error"))
         else:
@@ -243,53 +237,3 @@ class Reply:
 def _must_be_done(event: Event) -> None:
     if event.kind == "end" and event.state != "done":
         raise of_end(str(event.state), str(event.data.get("reason", "")))
-
-
-class _Stuck(Exception):
-    """The client has taken nothing for too long."""
-
-
-class _Out:
-    """The client's side of a reply: one send at a time, none of them for ever."""
-
-    def __init__(self, send: Send, timeout_s: float, timers: list[Timer]) -> None:
-        self._send = send
-        self._timeout_s = timeout_s
-        self._timers = timers
-        self._lock = asyncio.Lock()
-        self._sent = time.monotonic()
-        self.started = False
-        self._closed = False
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._put({"type": "http.response.start", "status": status, "headers": [*raw, *_NO_STORE]})
-        self.started = True
-
-    async def body(self, data: bytes, *, more: bool = True) -> None:
-        if data or not more:
-            await self._put({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def beat(self, every_s: float) -> None:
-        """Comments while nothing else is sent."""
-        while True:
-            quiet = time.monotonic() - self._sent
-            if quiet >= every_s:
-                await self.body(sse.KEEP_ALIVE)
-            else:
-                await asyncio.sleep(every_s - quiet)
-
-    async def _put(self, message: Message) -> None:
-        async with self._lock:
-            if self._closed:
-                return
-            self._closed = message.get("more_body") is False
-            began = time.monotonic()
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._send(message)
-            except TimeoutError:
-                raise _Stuck from None
-            self._sent = time.monotonic()
-            for timer in self._timers:
-                timer.blocked += self._sent - began

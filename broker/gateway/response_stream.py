@@ -13,7 +13,6 @@ from typing import Any
 from broker.events import Event
 from broker.gateway.answer import AnswerParser, Piece
 from broker.gateway.asked import Chunk
-from broker.gateway.errors import of_end
 from broker.gateway.logprobs import chat_logprobs
 from broker.gateway.response_object import Frame, Item, Items, final_status
 
@@ -76,11 +75,6 @@ class ResponseAnswer:
         self._result = self._frame.ended(state, reason, self._items, usage)
         final = _FINAL.get(final_status(state, reason), "response.failed")
         return [*chunks, self._event(final, response=self._result)]
-
-    def check(self, event: Event) -> None:
-        """Raises the error that an end which is none answers with, where nothing has been sent yet."""
-        if event.kind == "end" and event.state != "done":
-            raise of_end(str(event.state), str(event.data.get("reason", "")))
 
     def _piece(self, piece: Piece) -> list[Chunk]:
         item = self._items.take(piece)

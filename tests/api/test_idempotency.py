@@ -172,7 +172,10 @@ def test_a_request_of_several_choices_that_found_half_a_place_is_completed_by_it
     tmp_path_factory: pytest.TempPathFactory,
 ):
     limits = {**FAST, "max_open": 2, "max_open_batch": 1}
-    with Pool(tmp_path_factory.mktemp("h"), 1, model="toy?step_s=0.004", pool=limits) as pool, Door(pool) as door:
+    with (
+        Pool(tmp_path_factory.mktemp("h"), 1, model="toy?step_s=0.004", pool=limits) as pool,
+        Door(pool, disconnect_grace_s=2.0) as door,
+    ):
         blocker = door.openai().responses.create(model="toy", input="x", max_output_tokens=3000, background=True)
         body = body_of(n=2, max_tokens=30)
         assert post(door, "half", body).status_code == 429
