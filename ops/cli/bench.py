@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ops.cli import options
-from ops.cli.output import print_json, progress
+from ops.cli.output import print_json, progress, say
 from ops.models import resolve
+
+if TYPE_CHECKING:
+    from ops.bench.pool import Figure
 
 app = typer.Typer(help="Measure the engine and the pool.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -48,6 +52,31 @@ def pool(
     path = resolve(model)
     with progress() as report:
         figures = bench_pool(path, rounds=rounds, kills=kills, stalls=stalls, say=lambda what: report(what, 0, 0))
+    report_figures(figures, as_json)
+
+
+@app.command()
+def promises(
+    model: Annotated[str, typer.Argument(help="A path or a pulled name.")],
+    volume: Annotated[str, typer.Option(help="A tiny model for the storm, where the number of events counts.")],
+    kills: Annotated[int, typer.Option(min=1, help="Workers killed or stalled in the storm.")] = 300,
+    minutes: Annotated[float, typer.Option(min=0.1, help="End the storm after this long.")] = 60.0,
+    rounds: Annotated[int, typer.Option(min=3, max=1000, help="Rounds of the timed measures.")] = 20,
+    seed: options.Seed = None,
+    as_json: options.Json = False,
+) -> None:
+    """P1 to P17, each tried on a real pool, in one table."""
+    from ops.bench.promises import bench_promises
+
+    seed = secrets.randbits(31) if seed is None else seed
+    say(f"seed {seed}")
+    figures = bench_promises(
+        resolve(model), volume=resolve(volume), kills=kills, minutes=minutes, rounds=rounds, seed=seed, say=say
+    )
+    report_figures(figures, as_json)
+
+
+def report_figures(figures: list[Figure], as_json: bool) -> None:
     if as_json:
         print_json([vars(figure) | {"holds": figure.holds} for figure in figures])
     else:

@@ -66,6 +66,12 @@ def inspect(
         if isinstance(value, dict):
             print(f"{key}:")
             for inner, text in value.items():
-                print(f"  {inner}: {text}")
+                print(f"  {inner}: {_shown(text)}")
         else:
-            print(f"{key}: {value}")
+            print(f"{key}: {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A value out of the file, which may hold anything, on one line that a terminal shows as it stands."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)

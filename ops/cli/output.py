@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 PLAIN_LINE_SECONDS = 10.0
+WIDE = 200
+"""Columns of a table that goes into a pipe or file, where no terminal limits it."""
 
 stderr = Console(stderr=True, highlight=False)
 
@@ -28,7 +30,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 200
+    width = None if sys.stdout.isatty() else WIDE
     Console(width=width, highlight=False).print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ops.cli import options
-from ops.cli.output import human_bytes, print_json, print_table, progress, say
+from ops.cli.output import WIDE, human_bytes, print_json, print_table, progress, say
 from ops.models import local_models, resolve
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def top(
             else:
                 from rich.console import Console
 
-                Console(highlight=False).print(render(before, rates(None, before)))
+                width = None if sys.stdout.isatty() else WIDE
+                Console(width=width, highlight=False).print(render(before, rates(None, before)))
             return
         with Live(render(before, rates(None, before)), refresh_per_second=4, screen=False) as live:
             while True:

@@ -8,7 +8,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from broker.admin import Snapshot
+from broker.admin import Snapshot, WorkerInfo
+from ops.cli.output import human_bytes
+
+COLUMNS = (
+    "worker",
+    "state",
+    "lease",
+    "model",
+    "host",
+    "pid",
+    "turns",
+    "tokens",
+    "reuse",
+    "memory",
+    "queued",
+    "running",
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +68,22 @@ def render(snapshot: Snapshot, speed: Rates) -> RenderableType:
         parked = ", ".join(f"{snapshot.models.get(m) or m[:12] or 'any model'} {n}" for m, n in snapshot.parked.items())
         lines.append(f"parked, with no worker to run them: {parked}")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("worker", "state", "model", "host", "pid", "running", "queued"):
-        table.add_column(column)
+    for column in COLUMNS:
+        right = column in ("lease", "pid", "turns", "tokens", "reuse", "memory", "queued")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     for worker in snapshot.workers:
-        lease = worker.lease
-        facts = (lease.name, lease.host, str(lease.pid)) if lease else ("", "", "")
-        table.add_row(worker.name, worker.state, *facts, " ".join(worker.running), str(worker.queued))
+        table.add_row(*_row(worker, snapshot.now_ms))
     return Group(Text("\n".join(lines)), Text(""), table)
+
+
+def _row(worker: WorkerInfo, now_ms: int) -> tuple[str, ...]:
+    """One worker: the age of its lease (the time since its last beat), and what it has done so far."""
+    lease, stats = worker.lease, worker.stats
+    model, host, pid = (lease.name or lease.model[:12], lease.host, str(lease.pid)) if lease else ("", "", "")
+    age = f"{max(0, now_ms - int(stats['beat'])) / 1000:.1f} s" if lease and "beat" in stats else "none"
+    prompt, reused = int(stats.get("prompt_tokens", 0)), int(stats.get("reused_tokens", 0))
+    reuse = f"{100 * reused / prompt:.0f} %" if prompt else ""
+    memory = human_bytes(lease.memory_bytes) if lease and lease.memory_bytes else ""
+    done = (stats.get("turns", ""), stats.get("tokens", ""))
+    running = " ".join(worker.running)
+    return (worker.name, worker.state, age, model, host, pid, *done, reuse, memory, str(worker.queued), running)
