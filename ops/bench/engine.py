@@ -28,6 +28,11 @@ MEASURES: dict[str, dict[str, Any]] = {
     "decode 128": {"do": "decode", "tokens": 128, "depth": 0},
     "decode 128 at 1000": {"do": "decode", "tokens": 128, "depth": 1000},
 }
+SHORT_MEASURES: dict[str, dict[str, Any]] = {
+    "prefill 32": {"do": "prefill", "tokens": 32},
+    "decode 8": {"do": "decode", "tokens": 8, "depth": 0},
+}
+"""For a peer that needs a second for a token."""
 
 
 @dataclass
@@ -127,7 +132,13 @@ class Player:
 
 
 def bench_engine(
-    model: Path, *, threads: int, rounds: int, peer: str | None, report: Callable[[str, int, int], None]
+    model: Path,
+    *,
+    threads: int,
+    rounds: int,
+    peer: str | None,
+    short: bool = False,
+    report: Callable[[str, int, int], None],
 ) -> Report:
     """Measure `model`; `peer` is a side of `player.py` or None. Raises `PrismError` when a side cannot run."""
     from ops.bench.stream import read_bandwidth
@@ -138,7 +149,8 @@ def bench_engine(
             if side is not None:
                 report(f"loading into {side}", 0, 0)
                 players[side] = Player(side, model, threads)
-        measures = [Measure(name) for name in MEASURES]
+        orders = SHORT_MEASURES if short else MEASURES
+        measures = [Measure(name) for name in orders]
         bandwidth = []
         for number in range(rounds):
             bandwidth.append(read_bandwidth(threads))
@@ -146,7 +158,7 @@ def bench_engine(
             for measure in measures:
                 report(measure.name, number, rounds)
                 for side, player in order:
-                    speed = player.ask(MEASURES[measure.name])["tokens_per_second"]
+                    speed = player.ask(orders[measure.name])["tokens_per_second"]
                     (measure.prism if side == "prism" else measure.peer).append(speed)
         return Report(
             model=str(model),

@@ -22,6 +22,7 @@ def engine(
     model: Annotated[str, typer.Argument(help="A path or a pulled name.")],
     peer: Annotated[str | None, typer.Option(help="Compare with `llama.cpp` (the extra `bench`).")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of the whole set of measures.")] = 5,
+    short: Annotated[bool, typer.Option("--short", help="Few tokens, for a peer that is very slow.")] = False,
     threads: options.Threads = 1,
     as_json: options.Json = False,
 ) -> None:
@@ -31,7 +32,7 @@ def engine(
     if peer not in (None, "llama.cpp"):
         raise typer.BadParameter(f"peer must be llama.cpp, got {peer!r}")
     with progress() as report:
-        found = bench_engine(resolve(model), threads=threads, rounds=rounds, peer=peer, report=report)
+        found = bench_engine(resolve(model), threads=threads, rounds=rounds, peer=peer, short=short, report=report)
     if as_json:
         print_json(found.as_json())
     else:
