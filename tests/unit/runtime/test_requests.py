@@ -65,6 +65,16 @@ def test_a_stop_token_leaves_logits_that_the_next_request_draws_from():
     assert bench.trace.operations == ["C", "P", "E5", "emit5", "C"]
 
 
+def test_a_history_of_one_token_comes_back_with_its_logits():
+    bench = Bench()
+    bench.ask([1], Generation(1, (1,)))
+    assert bench.runtime.tokens == [1]
+    with pytest.raises(ZeroDivisionError):
+        bench.ask([2], emit=lambda token: 1 // 0)
+    assert bench.ask([1], Generation(2)).reused_tokens == 1
+    assert bench.runtime.tokens == [1, 1, 2]
+
+
 def test_every_token_is_evaluated_before_it_is_emitted():
     bench = Bench()
     states = []
