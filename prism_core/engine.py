@@ -88,7 +88,10 @@ class ModelDecoder:
     def _advance(self, ids: NDArray[np.int64], last: int, check: Callable[[], None] | None) -> None:
         count = len(ids)
         sequence, context = self._sequence, self._crew.context
-        before, after = sequence.begin(count)
+        try:
+            before, after = sequence.begin(count)
+        except MemoryError as error:
+            raise DecoderError(f"no memory for {count} more tokens after {sequence.length}: {error}") from error
         self._ids[:count] = ids
         context[words.TOKENS] = count
         context[words.POSITION] = sequence.length

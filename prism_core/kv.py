@@ -45,7 +45,10 @@ def aligned(count: int) -> Bytes:
 
 def large(count: int) -> Bytes:
     """`count` bytes for which the system is asked to use huge pages; memory is taken as it is first touched."""
-    memory = mmap.mmap(-1, count + HUGE)
+    try:
+        memory = mmap.mmap(-1, count + HUGE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"the system refuses {count:,} bytes of memory") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from prism_core.kernels.families import family_for
 from prism_core.kernels.target import target
 from prism_core.kernels.threads import MAX_THREADS
 from prism_core.limits import MAX_CONTEXT_TOKENS
+from prism_core.machine import memory_bytes
 from prism_core.models import build_graph, check_architecture
 from prism_core.models.assembly import Program, Scratch
 from prism_core.models.graph import Graph
@@ -67,8 +69,20 @@ class Model:
     def load(self, progress: Progress | None = None) -> None:
         """Map (or make) the packed weights. `decoder()` does it when nobody has."""
         if self._weights is None:
-            self._file.check_unchanged()
-            self._weights = load_weights(self._file, self._layout, progress)
+            with self._naming_the_file():
+                self._file.check_unchanged()
+                self._weights = load_weights(self._file, self._layout, progress)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """Errors of loading begin with the file's name, and memory that cannot be had is one of them."""
+        try:
+            yield
+        except MemoryError as error:
+            needed = _sum_of(self.memory(), self.context_tokens)
+            raise ModelError(f"{self.path}: the system refuses the memory that it needs, {needed}") from error
+        except ModelError as error:
+            raise _named(self.path, error) from error
 
     def decoder(self, progress: Progress | None = None) -> ModelDecoder:
         """A new decoder in the empty state; the first one packs weights and compiles kernels, or loads both.
@@ -77,25 +91,26 @@ class Model:
         """
         self.load(progress)
         assert self._weights is not None
-        program = Program(
-            self._graph,
-            self._weights.address,
-            self._layout.family,
-            tokens=min(TILE_TOKENS, self.context_tokens),
-            threads=self.threads,
-            context_tokens=self.context_tokens,
-            cache_bytes=_cache_bytes(self.exact),
-            progress=progress,
-        )
-        decoder = ModelDecoder(
-            program,
-            identity=self.identity,
-            vocab_size=self.vocab_size,
-            page_bytes=page_bytes(self._graph, self.exact),
-            state_words=self._graph.state_words,
-            context_tokens=self.context_tokens,
-            threads=self.threads,
-        )
+        with self._naming_the_file():
+            program = Program(
+                self._graph,
+                self._weights.address,
+                self._layout.family,
+                tokens=min(TILE_TOKENS, self.context_tokens),
+                threads=self.threads,
+                context_tokens=self.context_tokens,
+                cache_bytes=_cache_bytes(self.exact),
+                progress=progress,
+            )
+            decoder = ModelDecoder(
+                program,
+                identity=self.identity,
+                vocab_size=self.vocab_size,
+                page_bytes=page_bytes(self._graph, self.exact),
+                state_words=self._graph.state_words,
+                context_tokens=self.context_tokens,
+                threads=self.threads,
+            )
         self._decoders.add(decoder)
         return decoder
 
@@ -152,7 +167,8 @@ def open_model(
         threads: threads of a decoder step; None = 1.
         context_tokens: longest conversation; None = the file's own context, at most 4096.
         exact: float32 weights, activations and KV cache: slow, for comparisons.
-        memory_budget: bytes that weights, cache and scratch may take together; None = no limit.
+        memory_budget: bytes that weights, cache and scratch may take together; None = what the machine has, and
+            weights that are shared with other processes do not count.
 
     Raises:
         ModelError: the file cannot be used, or does not fit the budget. InvalidRequest: an argument out of range.
@@ -163,9 +179,7 @@ def open_model(
         return _open(file, threads, context_tokens, exact, memory_budget)
     except ModelError as error:
         file.close()
-        if str(error).startswith(str(file.path)):
-            raise
-        raise ModelError(f"{file.path}: {error}") from error
+        raise _named(file.path, error) from error
     except BaseException:
         file.close()
         raise
@@ -186,20 +200,34 @@ def _open(
         context_tokens = min(longest, DEFAULT_CONTEXT_TOKENS)
     context_tokens = _in_range("context_tokens", context_tokens, 1, longest)
     layout = Layout(file, graph.tensors, exact=exact)
-    if memory_budget is not None:
-        _check_budget(memory_needed(graph, layout, context_tokens, threads, exact), context_tokens, memory_budget)
+    _check_budget(memory_needed(graph, layout, context_tokens, threads, exact), context_tokens, memory_budget, exact)
     return Model(
         file, graph, layout, threads=threads, context_tokens=context_tokens, exact=exact, tokenizer=tokenizer, chat=chat
     )
 
 
-def _check_budget(needed: dict[str, int], context_tokens: int, budget: int) -> None:
-    if needed["total"] > budget:
-        parts = ", ".join(f"{name} {size:,}" for name, size in needed.items() if name != "total")
-        raise ModelError(
-            f"needs {needed['total']:,} bytes at a context of {context_tokens} tokens ({parts}), "
-            f"over the memory budget of {budget:,}"
-        )
+def _check_budget(needed: dict[str, int], context_tokens: int, budget: int | None, exact: bool) -> None:
+    """Before anything is mapped or allocated: the sum against the budget, or a process's own part of it against the
+    machine."""
+    limit, counted, name = budget, needed["total"], "the memory budget of"
+    if limit is None:
+        limit, name = memory_bytes(), "the machine's memory, its weights aside, of"
+        if exact:
+            name = "the machine's memory of"
+        else:
+            counted -= needed["weights"]
+    if limit is not None and counted > limit:
+        raise ModelError(f"needs {_sum_of(needed, context_tokens)}, over {name} {limit:,}")
+
+
+def _sum_of(needed: dict[str, int], context_tokens: int) -> str:
+    parts = ", ".join(f"{name} {size:,}" for name, size in needed.items() if name != "total")
+    return f"{needed['total']:,} bytes at a context of {context_tokens} tokens ({parts})"
+
+
+def _named(path: Path, error: ModelError) -> ModelError:
+    """The error, beginning with the file's name."""
+    return error if str(error).startswith(str(path)) else ModelError(f"{path}: {error}")
 
 
 def memory_needed(graph: Graph, layout: Layout, context_tokens: int, threads: int, exact: bool) -> dict[str, int]:

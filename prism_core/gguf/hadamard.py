@@ -104,6 +104,13 @@ class _Reader:
         self.word("axis", AXIS)
         weights = self.names("weight_names")
         inverse = self.names("inverse_weight_names") if PREFIX + "inverse_weight_names" in metadata else ()
+        grouped = metadata.optional(PREFIX + "gdn_v_grouped", bool, False)
+        for name in self.shapes if grouped else ():
+            # Grouped value heads are put in order by the rotation of ssm_out's input: without it they would stay mixed.
+            if name.endswith(".ssm_out.weight") and name not in weights:
+                raise self.error(
+                    f"key {PREFIX + 'gdn_v_grouped'!r} is true, but {PREFIX + 'weight_names'!r} lacks {show(name)}"
+                )
         tied = metadata.optional(PREFIX + "tied_output", bool, False)
         widths = self.widths(weights, inverse, version, block)
         spec = HadamardSpec(
@@ -112,7 +119,7 @@ class _Reader:
             signs=self.signs(widths),
             weight_names=frozenset(weights),
             inverse_weight_names=frozenset(inverse),
-            gdn_v_grouped=metadata.optional(PREFIX + "gdn_v_grouped", bool, False),
+            gdn_v_grouped=grouped,
             tied_output=tied,
         )
         self.check_head(spec)

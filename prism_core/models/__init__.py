@@ -7,15 +7,17 @@ the rest of this package does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prism_core.errors import ModelError
-from prism_core.gguf import GgufFile, TensorType
+from prism_core.gguf import GgufFile, TensorType, dequantize
 from prism_core.models.graph import Graph
 from prism_core.models.hyper import read_hyper
 from prism_core.models.rotation import Rotation
+from prism_core.models.symbols import TensorUse
 
 if TYPE_CHECKING:
     from prism_core.kernels.coding import Coding
@@ -69,4 +71,16 @@ def build_graph(file: GgufFile, coding_of: Callable[[str], Coding], named_tokens
         kind = file.tensors[name].type
         if not use.matrix and kind not in PLAIN_TYPES:
             raise ModelError(f"tensor {name} must be F32, F16 or BF16, not {kind.name}")
+        if math.isfinite(use.low) or math.isfinite(use.high):
+            _check_values(file, name, use)
     return graph
+
+
+def _check_values(file: GgufFile, name: str, use: TensorUse) -> None:
+    """Of the few tensors whose values have a meaning of their own: signs, divisors."""
+    values = dequantize(file.tensors[name].type, file.read(name), use.cols)
+    wrong = ~((values >= use.low) & (values <= use.high))  # NaN is in no range
+    if wrong.any():
+        at = int(wrong.argmax())
+        limits = f"at most {use.high:g}" if math.isinf(use.low) else f"in {use.low:g}..{use.high:g}"
+        raise ModelError(f"tensor {name}: value {at} must be {limits}, not {values[at]:g}")

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from prism_core.errors import ModelError
 from prism_core.models.blocks import feed_forward, project_out, project_qkv
 from prism_core.models.graph import Graph
-from prism_core.models.hyper import MAX_LAYERS, Hyper, Rope
+from prism_core.models.hyper import MAX_LAYERS, MIN_FACTOR, Hyper, Rope
 
 LAYERS_OF_27B = 62
 
@@ -26,6 +27,8 @@ def build(g: Graph) -> None:
     window = h.keys.integer("attention.sliding_window", 0, 1 << 24, default=0)
     pattern = h.keys.integer("attention.sliding_window_pattern", 1, MAX_LAYERS, default=6)
     softcap = h.keys.real("final_logit_softcapping", 0.0, 1e6, default=0.0)
+    if 0.0 < softcap < MIN_FACTOR:
+        raise ModelError(f"gemma3.final_logit_softcapping must be 0 or at least {MIN_FACTOR:g}, not {softcap:g}")
     x = g.embed()
     g.scale(x, h.width**0.5)
     everywhere, nearby = g.rope_table(h.rope), g.rope_table(local_rope(h), "rope.local")

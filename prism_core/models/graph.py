@@ -11,6 +11,7 @@ number of tokens may go through it at once, without changing a single bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_core.errors import ModelError
-from prism_core.models.hyper import Hyper, Rope
+from prism_core.models.hyper import MIN_FACTOR, Hyper, Rope
 from prism_core.models.rotation import Rotation
 from prism_core.models.symbols import (
     BLOCKS,
@@ -95,9 +96,9 @@ class Graph:
         self._claim(name, (cols, rows), TensorUse(rows, cols, matrix=True))
         return Weight(name)
 
-    def vector(self, name: str, *ne: int) -> Weight:
-        """A small tensor, read as float32."""
-        self._claim(name, ne, TensorUse(1, int(np.prod(ne)), matrix=False))
+    def vector(self, name: str, *ne: int, low: float = -math.inf, high: float = math.inf) -> Weight:
+        """A small tensor, read as float32, whose values must lie in [low, high]."""
+        self._claim(name, ne, TensorUse(1, int(np.prod(ne)), matrix=False, low=low, high=high))
         return Weight(name)
 
     def _claim(self, name: str, ne: tuple[int, ...], use: TensorUse) -> None:
@@ -114,7 +115,8 @@ class Graph:
         if unread:
             more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
             raise ModelError(
-                f"the file has tensor {unread[0]}{more}, which architecture {self.hyper.architecture} does not know"
+                f"the file has tensor {_shown(unread[0])}{more}, which architecture {self.hyper.architecture} does not "
+                "know"
             )
 
     # -- buffers and phases -------------------------------------------------------------------------------------
@@ -236,7 +238,9 @@ class Graph:
         `divisors`: a tensor that divides the angles, where the file has it.
         """
         pairs = rope.dims // 2
-        factors = self.vector(divisors, pairs) if divisors and self.has(divisors) else 0
+        factors: Argument = 0
+        if divisors and self.has(divisors):
+            factors = self.vector(divisors, pairs, low=MIN_FACTOR, high=1 / MIN_FACTOR)
         table = self.buffer(name, rope.dims)
         frequencies = np.array(rope.frequencies(), dtype=np.float64)
         self.chain("rope_table", table, table.pitch, frequencies, factors, pairs, float(rope.magnitude), writes=table)
@@ -311,6 +315,11 @@ def _squeezed(shape: Sequence[int]) -> list[int]:
     while len(dims) > 1 and dims[-1] == 1:
         dims.pop()
     return dims
+
+
+def _shown(name: str) -> str:
+    """A name out of the file, on one line whatever is in it."""
+    return name if name.isprintable() else repr(name)
 
 
 def _text(shape: Sequence[int]) -> str:

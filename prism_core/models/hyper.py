@@ -19,6 +19,10 @@ MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_CONTEXT = 1 << 24
 MAX_VOCAB = 1 << 20
+MIN_EPS = 2.0**-126
+"""The smallest normal float32: what is added to a mean of float32 squares must not round to nothing."""
+MIN_FACTOR = 1e-3
+"""Of every factor that scales positions or angles: far below, angles are no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def read_hyper(metadata: Mapping[str, object], architecture: str, vocab: int) ->
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=_positive(keys, "attention.layer_norm_rms_epsilon", 1.0),
+        eps=_positive(keys, "attention.layer_norm_rms_epsilon", 1.0, low=MIN_EPS),
         context=context,
         vocab=vocab,
         rope=read_rope(keys, head_dim, context),
@@ -134,10 +138,12 @@ def _scalar(heads: tuple[int, ...]) -> object:
     return heads[0] if len(set(heads)) == 1 else list(heads)
 
 
-def _positive(keys: Keys, key: str, high: float, default: float | None = None) -> float:
+def _positive(keys: Keys, key: str, high: float, default: float | None = None, low: float = MIN_FACTOR) -> float:
     value = keys.real(key, 0.0, high) if default is None else keys.real(key, 0.0, high, default=default)
     if value <= 0.0:
         raise ModelError(f"{keys.architecture}.{key} must be above 0, not {value:g}")
+    if value < low:
+        raise ModelError(f"{keys.architecture}.{key} must be at least {low:g}, not {value:g}")
     return value
 
 
@@ -170,7 +176,9 @@ def read_rope(keys: Keys, head_dim: int, context: int, base_key: str = "rope.fre
     if keys.has("rope.scaling.factor"):
         factor = _positive(keys, "rope.scaling.factor", 1e6)
     else:
-        factor = keys.real("rope.scale_linear", 0.0, 1e6, default=1.0) or 1.0  # there, 0 meant "not scaled"
+        factor = 1.0
+        if keys.real("rope.scale_linear", 0.0, 1e6, default=1.0):  # there, 0 meant "not scaled"
+            factor = _positive(keys, "rope.scale_linear", 1e6, default=1.0)
     if scaling == "none" or (scaling == "linear" and factor == 1.0):
         return Rope(dims, base)
     attention_factor = _positive(keys, "rope.scaling.attn_factor", 1e3, default=1.0)

@@ -82,9 +82,11 @@ class Keys:
     def text(self, key: str, allowed: Sequence[str], default: str) -> str:
         """One of a few words."""
         value = self._get(key, default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self._name(key)} must be a string, not {_kind(value)}")
         if value not in allowed:
-            raise ModelError(f"{self._name(key)} must be one of {', '.join(allowed)}, not {str(value)[:80]!r}")
-        return str(value)
+            raise ModelError(f"{self._name(key)} must be one of {', '.join(allowed)}, not {value[:80]!r}")
+        return value
 
 
 def _is_array(value: object) -> bool:

@@ -58,7 +58,7 @@ def build(g: Graph) -> None:
     h = g.hyper
     delta = read_delta_net(h)
     layers = h.layers - h.keys.integer("nextn_predict_layers", 0, h.layers - 1, default=0)
-    g.ignored += [name for name in g.shapes if _block(name) >= layers]
+    g.ignored += [name for name in g.shapes if layers <= _block(name) < h.layers]
     x = g.embed()
     turn = g.rope_table(h.rope)
     for layer, full in enumerate(full_attention_layers(h)[:layers]):
@@ -96,7 +96,8 @@ def _delta_net(g: Graph, a: Buffer, delta: DeltaNet, layer: int) -> Buffer:
     convolve = (u, u.pitch, taps, delta.channels, window, *g.workspace(4 * CONV_TAPS * CHANNELS_PER_UNIT))
     g.recurrent(Operation("convolve", convolve, delta.channels // CHANNELS_PER_UNIT, ALL_TOKENS), u)
 
-    dt, decay = g.vector(f"{at}ssm_dt.bias", delta.value_heads), g.vector(f"{at}ssm_a", delta.value_heads)
+    dt = g.vector(f"{at}ssm_dt.bias", delta.value_heads)
+    decay = g.vector(f"{at}ssm_a", delta.value_heads, high=0.0)
     g.chain("unit_length", u, u.pitch, delta.state, 2 * delta.groups, eps, writes=u)
     g.chain("delta_gates", beta, beta.pitch, alpha, alpha.pitch, dt, decay, delta.value_heads, writes=beta)
 
@@ -152,4 +153,4 @@ def full_attention_layers(h: Hyper) -> list[bool]:
 def _block(name: str) -> int:
     """The layer that a tensor belongs to, -1 for none."""
     parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else -1
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else -1

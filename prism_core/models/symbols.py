@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +128,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class TensorUse:
-    """How a graph reads a tensor: as a packed matrix of rows x cols, or as `cols` float32 values."""
+    """How a graph reads a tensor: as a packed matrix of rows x cols, or as `cols` float32 values within [low, high]."""
 
     rows: int
     cols: int
     matrix: bool
+    low: float = -math.inf
+    high: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -231,3 +231,11 @@ def test_a_bad_rotation_stops_the_file_from_opening(split, tmp_path):
     path = synthetic.qwen3(tmp_path / "m.gguf", hadamard=rotation, tied=False, parts=split)
     with pytest.raises(ModelError, match=r"'prism\.hadamard\.axis' is 'output'"):
         open_gguf(path)
+
+
+def test_grouped_value_heads_need_the_rotation_that_puts_them_in_order():
+    shapes = UNTIED | {"blk.0.ssm_out.weight": (512, 256)}
+    sentence = refusal(shapes, architecture="qwen35", gdn_v_grouped=True)
+    assert "'prism.hadamard.gdn_v_grouped' is true, but 'prism.hadamard.weight_names' lacks 'blk.0.ssm_out" in sentence
+    names = (*ROTATED, "blk.0.ssm_out.weight")
+    assert read(shapes, architecture="qwen35", gdn_v_grouped=True, weight_names=names).gdn_v_grouped

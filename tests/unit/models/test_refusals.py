@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from ops.bench import synthetic
+from ops.bench.synthetic import Typed
 from prism_core import InvalidRequest, ModelError, open_model
 from prism_core.gguf import open_gguf
+from prism_core.machine import memory_bytes
 from tests.unit.engine.stepping import each
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
@@ -47,6 +49,11 @@ def replaced(name: str, shape: tuple[int, ...], kind: str = "F32") -> Callable[[
     data = synthetic.quantize(kind, np.ones((rows, shape[0]), dtype=np.float32)).reshape(-1)
     number = synthetic.resolve(kind)[1]
     return lambda tensors: [(name, shape, number, data) if tensor[0] == name else tensor for tensor in tensors]
+
+
+def with_values(name: str, values: np.ndarray[Any, Any]) -> Callable[[Tensors], Tensors]:
+    data = values.astype(np.float32).view(np.uint8)
+    return lambda tensors: [(*tensor[:3], data) if tensor[0] == name else tensor for tensor in tensors]
 
 
 def added(name: str, shape: tuple[int, ...]) -> Callable[[Tensors], Tensors]:
@@ -84,6 +91,7 @@ NUMBERS: list[tuple[str, Any, str]] = [
     ("attention.layer_norm_rms_epsilon", -1e-6, "layer_norm_rms_epsilon must be in 0..1, not -1e-06"),
     ("attention.layer_norm_rms_epsilon", float("nan"), "layer_norm_rms_epsilon must be in 0..1, not nan"),
     ("attention.layer_norm_rms_epsilon", "small", "layer_norm_rms_epsilon must be a number, not a string"),
+    ("attention.layer_norm_rms_epsilon", Typed("f64", 1e-60), "rms_epsilon must be at least 1.17549e-38, not 1e-60"),
     ("rope.freq_base", 0.0, "qwen3.rope.freq_base must be above 0, not 0"),
     ("rope.freq_base", 1.0, "qwen3.rope.freq_base must be above 1, not 1"),
     ("rope.freq_base", float("inf"), "qwen3.rope.freq_base must be in 0..1e+12, not inf"),
@@ -91,6 +99,9 @@ NUMBERS: list[tuple[str, Any, str]] = [
     ("rope.dimension_count", 31, "qwen3.rope.dimension_count must be even and at most 64 (the head size), not 31"),
     ("rope.scaling.factor", 0.0, "qwen3.rope.scaling.factor must be above 0, not 0"),
     ("rope.scaling.factor", float("nan"), "qwen3.rope.scaling.factor must be in 0..1e+06, not nan"),
+    ("rope.scaling.factor", Typed("f64", 5e-324), "rope.scaling.factor must be at least 0.001, not 4.94066e-324"),
+    ("rope.scale_linear", 1e-38, "rope.scale_linear must be at least 0.001, not 1e-38"),
+    ("rope.scaling.type", np.array([1, 2], np.int32), "qwen3.rope.scaling.type must be a string, not an array"),
     ("rope.scaling.type", "longrope", "qwen3.rope.scaling.type must be one of none, linear, yarn, not 'longrope'"),
     ("feed_forward_length", 0, "qwen3.feed_forward_length must be in 1..1048576, not 0"),
     ("feed_forward_length", np.array([512, 256, 1], np.int32), "feed_forward_length has 3 entries for 2 layers"),
@@ -123,6 +134,40 @@ def test_delta_net_sizes_must_fit_each_other(tmp_path: Path, key: str, value: An
     assert sentence in refusal(path)
 
 
+@pytest.mark.parametrize("key", ["yarn_beta_fast", "yarn_beta_slow", "yarn_attn_factor", "attn_factor", "factor"])
+def test_yarn_settings_that_give_no_angles_are_refused(tmp_path: Path, key: str) -> None:
+    extra = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, f"rope.scaling.{key}": Typed("f64", 5e-324)}
+    path = synthetic.qwen3(tmp_path / "model.gguf", extra={f"qwen3.{name}": value for name, value in extra.items()})
+    assert f"qwen3.rope.scaling.{key} must be at least 0.001, not 4.94066e-324" in refusal(path)
+
+
+def test_a_softcap_near_nothing_is_refused(tmp_path: Path) -> None:
+    path = synthetic.gemma3(tmp_path / "model.gguf", extra={"gemma3.final_logit_softcapping": 1e-40})
+    assert "gemma3.final_logit_softcapping must be 0 or at least 0.001, not 9.99995e-41" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-30, 3e38, float("nan")])
+def test_divisors_of_angles_must_divide(tmp_path: Path, value: float) -> None:
+    path = synthetic.llama(tmp_path / "model.gguf", layers=1, rope_factors=True)
+    factors = np.full(32, 2.0, np.float32)
+    factors[7] = value
+    changed = rewritten(path, with_values("rope_freqs.weight", factors))
+    assert "tensor rope_freqs.weight: value 7 must be in 0.001..1000, not" in refusal(changed)
+
+
+def test_a_decay_that_grows_is_refused(tmp_path: Path) -> None:
+    # the logarithm that the checkpoint has, stored without the change of sign and exponent that the format asks for
+    path = synthetic.qwen35(tmp_path / "model.gguf", layers=4)
+    changed = rewritten(path, with_values("blk.1.ssm_a", np.array([-1.0, -0.0, 0.5, 1.0], np.float32)))
+    assert "tensor blk.1.ssm_a: value 2 must be at most 0, not 0.5" in refusal(changed)
+
+
+@pytest.mark.parametrize("named", [1, 4, 7])
+def test_a_hybrid_with_more_layers_than_it_says_is_not_run_without_them(tmp_path: Path, named: int) -> None:
+    path = synthetic.qwen35(tmp_path / "model.gguf", layers=8, extra={"qwen35.block_count": named})
+    assert f"has tensor blk.{named}.attn" in refusal(path)
+
+
 def test_llama_turns_whole_heads(tmp_path: Path) -> None:
     path = synthetic.llama(tmp_path / "model.gguf", extra={"llama.rope.dimension_count": 32})
     assert "llama.rope.dimension_count 32 must equal the head size 64" in refusal(path)
@@ -147,6 +192,15 @@ def test_a_tensor_that_nothing_reads_is_refused_rather_than_ignored(tmp_path: Pa
     path = synthetic.build(tmp_path / "model.gguf", architecture, layers=4 if architecture == "qwen35" else 1)
     sentence = refusal(rewritten(path, added("blk.0.attn_sinks.weight", (4,))))
     assert f"has tensor blk.0.attn_sinks.weight, which architecture {architecture} does not know" in sentence
+
+
+@pytest.mark.parametrize("name", ["blk.\u00b2.attn_norm.weight", "blk.9999999999.x.y", "b\nc\x1b[31m", "\u202eblk.0"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+def test_a_name_of_any_characters_is_refused_on_one_line(tmp_path: Path, architecture: str, name: str) -> None:
+    path = synthetic.build(tmp_path / "model.gguf", architecture, layers=4 if architecture == "qwen35" else 1)
+    sentence = refusal(rewritten(path, added(name, (4,))))
+    assert sentence.isprintable()
+    assert f"has tensor {name if name.isprintable() else repr(name)}, which" in sentence
 
 
 @pytest.mark.parametrize(
@@ -198,9 +252,10 @@ def test_a_value_that_is_not_finite_is_refused_when_the_weights_are_packed(tmp_p
 
     with (
         open_model(rewritten(path, poison)) as model,
-        pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight.*block 1"),
+        pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight.*block 1") as caught,
     ):
         model.decoder()
+    assert str(caught.value).startswith(str(path.with_name("changed.gguf")))
 
 
 def test_padding_ids_are_masked_and_never_chosen(tmp_path: Path) -> None:
@@ -249,3 +304,60 @@ def test_a_model_over_the_memory_budget_is_refused_with_the_sum(tmp_path: Path) 
     sentence = refusal(path, memory_budget=needed - 1)
     assert f"needs {needed:,} bytes at a context of 2048 tokens (weights " in sentence
     assert f"over the memory budget of {needed - 1:,}" in sentence
+
+
+def test_without_a_budget_a_model_is_held_against_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = synthetic.qwen3(tmp_path / "model.gguf")
+    with open_model(path) as model:
+        needed = model.memory()
+    own = needed["total"] - needed["weights"]
+    monkeypatch.setattr("prism_core.model.memory_bytes", lambda: own)
+    open_model(path).close()
+    assert f"over the machine's memory of {own:,}" in refusal(path, exact=True)
+    monkeypatch.setattr("prism_core.model.memory_bytes", lambda: own - 1)
+    sentence = refusal(path)
+    assert f"needs {needed['total']:,} bytes at a context of 2048 tokens (weights " in sentence
+    assert f"over the machine's memory, its weights aside, of {own - 1:,}" in sentence
+    open_model(path, memory_budget=needed["total"]).close()
+    monkeypatch.setattr("prism_core.model.memory_bytes", lambda: None)
+    open_model(path).close()
+
+
+def test_a_small_file_that_declares_a_huge_state_is_refused(tmp_path: Path) -> None:
+    # 80 MB of file for 107 GB of recurrent state
+    path = synthetic.qwen35(
+        tmp_path / "model.gguf", layers=1, embd=1, ffn=1, heads=1, kv_heads=1, head_dim=4, vocab=300, type="F16",
+        key_heads=1, value_heads=128, state=1024,
+    )  # fmt: skip
+    with open_gguf(path) as file:
+        keys = {**file.metadata, "qwen35.block_count": 99, "qwen35.full_attention_interval": 100}
+        shared = [(t.name, t.shape, t.type_id, np.array(t.data)) for t in file.tensors.values()]
+    layers = [
+        (name.replace("blk.0.", f"blk.{n}."), *rest) for name, *rest in shared for n in range(99) if "blk." in name
+    ]
+    head = [tensor for tensor in shared if "blk." not in tensor[0]]
+    big = synthetic.write_gguf(tmp_path / "big.gguf", keys, [*head, *layers])
+    assert f"recurrent_state {2 * 4 * 99 * (128 * 1024 * 1024 + 3 * 133120):,}" in refusal(big, memory_budget=1 << 30)
+
+
+def test_memory_that_the_system_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = synthetic.qwen3(tmp_path / "model.gguf", layers=1)
+
+    def refuse(count: int) -> Any:
+        raise MemoryError(f"{count}")
+
+    monkeypatch.setattr("prism_core.models.assembly.aligned", refuse)
+    with open_model(path) as model:
+        wanted = rf"model\.gguf: the system refuses the memory that it needs, {model.memory()['total']:,} bytes at a"
+        with pytest.raises(ModelError, match=wanted):
+            model.decoder()
+
+
+def test_memory_of_the_machine_is_the_smallest_known_limit(tmp_path: Path) -> None:
+    whole = memory_bytes(())
+    assert whole is not None
+    assert whole > 1 << 28
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "limit").write_text("123456789\n")
+    assert memory_bytes((tmp_path / "max", tmp_path / "none")) == whole
+    assert memory_bytes((tmp_path / "max", tmp_path / "limit")) == 123456789
