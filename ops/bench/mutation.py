@@ -46,6 +46,7 @@ QUICK = [
     "decoder_base",
 ]
 THOROUGH = ["memory", "sampling", "any_instruction", "interruptions"]
+NOTHING_RAN = (3, 4, 5)  # pytest's exit codes for an internal error, a wrong call and no test at all
 SLOWEST = 10.0  # how many times the unchanged tests' time a mutant may take before it counts as hanging
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -199,7 +200,10 @@ def tests_pass(mutant: Mutant | None, files: list[str], limit_s: float) -> bool:
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status) == 0
+            code = os.waitstatus_to_exitcode(status)
+            if code in NOTHING_RAN:
+                raise SystemExit(f"pytest ran nothing (exit code {code}): {', '.join(files)} in {TESTS}")
+            return code == 0
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
