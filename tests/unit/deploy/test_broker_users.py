@@ -233,6 +233,16 @@ def test_no_user_can_do_more_than_its_work(folder: Path) -> None:
         broker.stop()
 
 
+def test_two_databases_of_one_server_are_two_pools(folder: Path) -> None:
+    broker = GuardedBroker(folder)
+    with Pool(broker.folder, 1, broker=broker) as pool, Client(broker.urls["client"].replace("/0", "/1")) as other:
+        lonely = other.submit(prompt="hello", max_tokens=5)
+        served = pool.follow(pool.submit(prompt="hello", max_tokens=5))
+        assert served.state == "done"
+        assert other.workers() == []
+        assert lonely.record().state == "queued"
+
+
 def test_credentials_are_made_once_and_are_readable_by_nobody_else(folder: Path) -> None:
     broker = GuardedBroker(folder)
     kept = (broker.secrets / "users.acl").read_text()

@@ -91,7 +91,14 @@ def test_a_door_that_cannot_open_is_one_line_and_nothing_is_left_running(
 
 def test_no_command_prints_the_password_of_the_broker(smollm2_path: Path) -> None:
     url = "redis://prism:sesame@127.0.0.1:1/0"
-    for command in (["gateway"], ["serve", str(smollm2_path)], ["worker", str(smollm2_path)], ["backlog"], ["doctor"]):
+    for command in (
+        ["gateway"],
+        ["serve", str(smollm2_path)],
+        ["worker", str(smollm2_path)],
+        ["backlog"],
+        ["doctor"],
+        ["top"],
+    ):
         done = prism(*command, PRISM_REDIS_URL=url)
         assert done.returncode in (1, 75)
         assert "127.0.0.1:1" in done.stdout + done.stderr
