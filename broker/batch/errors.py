@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from prism_core.errors import InvalidRequest, PrismError
 
-__all__ = ["BadFile", "BadLine", "Busy", "HeldElsewhere", "Interrupted", "LeaseLost", "Problem"]
+__all__ = ["BadFile", "BadLine", "Busy", "FilesFailed", "HeldElsewhere", "Interrupted", "LeaseLost", "Problem"]
+
+
+MAX_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,13 @@ class Problem:
     code: str
     message: str
     param: str | None = None
+
+    def __post_init__(self) -> None:
+        """What came from the file is shown, so it is made text that can be."""
+        for name in ("code", "message", "param"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, value[:MAX_CHARS].encode(errors="replace").decode())
 
     def __str__(self) -> str:
         return self.message if self.line is None else f"line {self.line}: {self.message}"
@@ -48,6 +58,10 @@ class BadFile(InvalidRequest):
 
 class Busy(PrismError):
     """Another process has the batch's files open for writing."""
+
+
+class FilesFailed(PrismError):
+    """A file of the batch cannot be read or written, or is not what it should be."""
 
 
 class HeldElsewhere(PrismError):

@@ -1,6 +1,6 @@
 """One batch from its input file to its finished output, whoever asks: the command line or a gateway.
 
-    lock the output -> take the lease -> check every line (or find the plan of an earlier run) -> run -> name the files
+    lock the plan -> take the lease -> check every line (or find the plan of an earlier run) -> run -> name the files
 
 Kept: each step may be cut off at any point and begun again; a plan that exists is never made anew, so a line keeps its
 request for ever. The lease is renewed in all steps. Errors of the input come before anything is run.
@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from broker.batch.errors import BadFile, Busy, Interrupted, Problem
+from broker.batch.errors import BadFile, Busy, FilesFailed, Interrupted, Problem
 from broker.batch.lease import BatchLease
-from broker.batch.ledger import Ledger, PartLock, part_of
-from broker.batch.plan import Plan
+from broker.batch.ledger import Ledger, part_of
+from broker.batch.lock import BatchLock
+from broker.batch.plan import Plan, PlanUnreadable
 from broker.batch.pool import LinePool
 from broker.batch.runner import Ended, Runner
 from broker.batch.totals import Progress, Totals, facts_of
@@ -85,43 +86,60 @@ class Job:
     on_progress: Callable[[Progress], None] = lambda progress: None
     _totals: Totals | None = None
 
-    def run(self, lock: PartLock | None = None) -> JobResult:
-        """To the end. `lock`: the output's, if the caller has taken it; it is closed here in any case.
+    def run(self, lock: BatchLock | None = None) -> JobResult:
+        """To the end. `lock`: the one of the plan, if the caller has taken it; it is closed here in any case.
 
         `BadFile`: nothing of it is run. `Interrupted`: told to stop; begin again later. `Busy`, `HeldElsewhere`,
-        `LeaseLost`, `LedgerError`, `PlanUnreadable`; `BrokerUnavailable` only before the first line.
+        `LeaseLost`, `FilesFailed`; `BrokerUnavailable` only before the first line.
         """
-        lock = lock or PartLock(self.files.output)
+        lock = lock or BatchLock(self.files.plan)
         try:
-            self._clear_away(lock)
-            known = Plan.load(self.files.plan) if self.files.plan.exists() else None
+            self._clear_away()
+            known = self._known_plan()
             lease = BatchLease(self.pool.redis, self.pool.config, known.batch if known else self.batch, self.pool.owner)
             lease.take({"state": "validating"}, forget_cancel=self.retry_failed)
-            return self._under(lease, lock, known)
+            return self._under(lease, known)
         except BadFile:
-            self._forget_empty(lock)
+            self._forget_empty()
             raise
+        except OSError as error:
+            raise FilesFailed(f"{error.filename or self.files.output}: {error.strerror}") from error
         finally:
             lock.close()
 
-    def _clear_away(self, lock: PartLock) -> None:
+    def _clear_away(self) -> None:
         """Removes what a crash in the middle of a rename left, and the plan of a run that is not gone on with."""
         if self.afresh:
-            if not lock.is_empty:
-                raise Busy(f"{lock.path} was begun by another run meanwhile")
-            self.files.plan.unlink(missing_ok=True)
-        for path in (self.files.output, self.files.errors, self.files.plan):
+            if self._has_begun():
+                raise Busy(f"{self.files.output} was begun by another run meanwhile")
+            os.truncate(self.files.plan, 0)
+        for path in (self.files.output, self.files.errors):
             for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
                 leftover.unlink(missing_ok=True)
 
-    def _forget_empty(self, lock: PartLock) -> None:
+    def _known_plan(self) -> Plan | None:
+        """The plan of an earlier run; None if it did not come so far."""
+        if not self.files.plan.stat().st_size:
+            return None
+        try:
+            return Plan.load(self.files.plan)
+        except PlanUnreadable:
+            if self._has_begun():
+                raise
+            return None  # the earlier run died while it wrote it, before its first line
+
+    def _has_begun(self) -> bool:
+        """Something is recorded."""
+        paths = [self.files.output, self.files.errors]
+        return any(path.exists() and path.stat().st_size for path in [*paths, *map(part_of, paths)])
+
+    def _forget_empty(self) -> None:
         """Of a batch that never began, nothing stays."""
-        errors = part_of(self.files.errors)
-        if lock.is_empty and not (errors.exists() and errors.stat().st_size):
-            for path in (self.files.plan, errors, lock.path):
+        if not self._has_begun():
+            for path in (part_of(self.files.output), part_of(self.files.errors), self.files.plan):
                 path.unlink(missing_ok=True)
 
-    def _under(self, lease: BatchLease, lock: PartLock, plan: Plan | None) -> JobResult:
+    def _under(self, lease: BatchLease, plan: Plan | None) -> JobResult:
         last = "stopped"
         try:
             if plan is None:
@@ -129,7 +147,7 @@ class Job:
             else:
                 self._same_input(plan, lease)
             self.on_step("running", plan)
-            result = self._run(plan, lease, lock)
+            result = self._run(plan, lease)
             last = result.ended
             return result
         except BadFile:
@@ -139,8 +157,8 @@ class Job:
             with contextlib.suppress(BrokerUnavailable):  # it lapses by itself
                 lease.release({"state": last, "running": 0, **(facts_of(self._totals) if self._totals else {})})
 
-    def _run(self, plan: Plan, lease: BatchLease, lock: PartLock) -> JobResult:
-        ledger = Ledger(plan, lock, self.files.errors)
+    def _run(self, plan: Plan, lease: BatchLease) -> JobResult:
+        ledger = Ledger(plan, self.files.output, self.files.errors)
         self._totals = ledger.totals
         try:
             if self.retry_failed:
@@ -193,7 +211,7 @@ class Job:
         path = self.files.input
         try:
             same = path.stat().st_size == plan.size and digest(path, _Watch(self, lease)) == plan.sha256
-        except OSError as error:
+        except FileNotFoundError as error:
             raise BadFile([Problem(None, "unreadable", f"cannot read {path}: {error.strerror}")]) from error
         if not same:
             message = f"{path} is not the file that the batch was begun with: it has changed since"

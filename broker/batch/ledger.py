@@ -3,16 +3,15 @@
 Two files grow while a batch runs, `.part` of the output and of the errors. A line is recorded once its text is in one
 of them and synced; only then is it counted and never run again. When all lines are recorded, both get their names.
 
-Kept: one writer, by a lock on the output's `.part`; whoever reads meanwhile sees whole lines, save perhaps the last
-one; a torn last line of a crash is dropped when the next writer opens; each line is in exactly one of the finished
-files, because an error that a later try replaced is left out of them. A write that fails (a full disk) is taken back
-and recorded nowhere. Not promised: a lock between machines whose shared folder has none; there the lease fences.
+Kept: one writer, who has the batch's lock (`lock`) and, on top, one on each `.part`; whoever reads meanwhile sees whole
+lines, save perhaps the last one; a torn last line of a crash is dropped when the next writer opens; each line is in
+exactly one of the finished files, because an error that a later try replaced is left out of them. A write that fails
+(a full disk) is taken back and recorded nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from array import array
@@ -21,21 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.batch.errors import Busy
+from broker.batch.errors import FilesFailed
+from broker.batch.lock import lock_file
 from broker.batch.plan import Plan, sync_folder
 from broker.batch.totals import Totals
-from prism_core.errors import PrismError
 
-__all__ = ["Entry", "Ledger", "LedgerError", "PartLock", "part_of", "recorded"]
+__all__ = ["Entry", "Ledger", "part_of", "recorded"]
 
 NOWHERE = 0xFFFFFFFFFFFFFFFF
 TORN = -1
 OPEN, DONE, FAILED = 0, 1, 2
 """What has become of a line."""
-
-
-class LedgerError(PrismError):
-    """The output cannot be written, or is not what it should be."""
 
 
 @dataclass(frozen=True)
@@ -55,57 +50,6 @@ def part_of(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-class PartLock:
-    """The right to write one output. Given back by `close`, and by the system when the process ends."""
-
-    def __init__(self, output: Path) -> None:
-        """Takes it, moving a finished output back to its `.part`; `Busy` if another process has it."""
-        self.output = output
-        self.path = part_of(output)
-        try:
-            while not self._taken():
-                pass  # its last owner finished between our opening and our locking
-        except OSError as error:
-            raise LedgerError(f"cannot write {self.path}: {error.strerror}") from error
-
-    def _taken(self) -> bool:
-        if not self.path.exists():
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.output, self.path)
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            self._lock()
-            if self._is_current():
-                sync_folder(self.path.parent)
-                return True
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        return False
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f"{self.path} is being written by another process") from None
-
-    def _is_current(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self.file))
-        except FileNotFoundError:
-            return False
-
-    @property
-    def is_empty(self) -> bool:
-        return not os.fstat(self.file).st_size
-
-    def close(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-
-
 @dataclass
 class _Part:
     """One growing file."""
@@ -119,10 +63,10 @@ class _Part:
 
 
 class Ledger:
-    """The finished lines of `plan`, in two files. Made by whoever holds the lock, and closed before it."""
+    """The finished lines of `plan`, in two files. Made by whoever holds the batch's lock, and closed before it."""
 
-    def __init__(self, plan: Plan, lock: PartLock, errors: Path) -> None:
-        """Reads what earlier runs recorded."""
+    def __init__(self, plan: Plan, output: Path, errors: Path) -> None:
+        """Reads what earlier runs recorded. `FilesFailed`; `Busy` if a process without the batch's lock writes them."""
         self._plan = plan
         self.state = bytearray(plan.count)
         """OPEN, DONE or FAILED by index."""
@@ -130,28 +74,35 @@ class Ledger:
         """The last try recorded of each line; 0 before the first."""
         self.totals = Totals(plan.count)
         self._at = array("Q", [NOWHERE]) * plan.count
-        self._good = _Part(lock.file, lock.path, lock.output)
-        bad = part_of(errors)
-        if not bad.exists():
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(errors, bad)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._parts: list[_Part] = []
         try:
-            self._bad = _Part(os.open(bad, flags, 0o644), bad, errors)
-        except OSError as error:
-            raise LedgerError(f"cannot write {bad}: {error.strerror}") from error
-        try:
+            self._good, self._bad = self._open(output), self._open(errors)
             self._scan(self._good, ok=True)
             self._scan(self._bad, ok=False)
+        except OSError as error:
+            self.close()
+            raise FilesFailed(f"cannot write {part_of(output)}: {error.strerror}") from error
         except BaseException:
-            os.close(self._bad.file)
+            self.close()
             raise
+
+    def _open(self, final: Path) -> _Part:
+        """The `.part` of a file, a finished one moved back to it."""
+        path = part_of(final)
+        if not path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(final, path)
+        part = _Part(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), path, final)
+        self._parts.append(part)
+        lock_file(part.file, path)
+        sync_folder(path.parent)
+        return part
 
     def close(self) -> None:
         """Gives up writing; what is recorded stays."""
-        if self._bad.file >= 0:
-            os.close(self._bad.file)
-            self._bad.file = -1
+        for part in self._parts:
+            os.close(part.file)
+        self._parts = []
 
     def retry_failed(self) -> int:
         """Opens failed lines for another try; returns how many. Their errors stay until that try is recorded."""
@@ -164,7 +115,7 @@ class Ledger:
         return count
 
     def record(self, entries: Iterable[Entry]) -> None:
-        """Writes and syncs finished lines, then counts them. `LedgerError` if that failed: then none is recorded."""
+        """Writes and syncs finished lines, then counts them. `FilesFailed` if that failed: then none is recorded."""
         entries = [entry for entry in entries if self.state[entry.index] == OPEN]
         for part, ok in ((self._good, True), (self._bad, False)):
             group = [entry for entry in entries if entry.ok is ok]
@@ -202,7 +153,7 @@ class Ledger:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(part.file, part.size)
-            raise LedgerError(f"cannot write {part.path}: {error.strerror}") from error
+            raise FilesFailed(f"cannot write {part.path}: {error.strerror}") from error
         part.size += len(data)
 
     def _scan(self, part: _Part, ok: bool) -> None:
@@ -235,7 +186,7 @@ class Ledger:
                 self._copy(part, temporary, ordered, wanted)
             except OSError as error:
                 temporary.unlink(missing_ok=True)
-                raise LedgerError(f"cannot write {temporary}: {error.strerror}") from error
+                raise FilesFailed(f"cannot write {temporary}: {error.strerror}") from error
             os.replace(temporary, final)
             part.path.unlink()
         else:
@@ -267,7 +218,7 @@ def _entries(plan: Plan, path: Path, ok: bool) -> Iterator[tuple[int, int, Entry
 
 
 def _entry(plan: Plan, path: Path, data: bytes, ok: bool) -> Entry | None:
-    """A recorded line, or None for what a crash left; `LedgerError` for the line of another batch."""
+    """A recorded line, or None for what a crash left; `FilesFailed` for the line of another batch."""
     try:
         value = json.loads(data)
     except ValueError:
@@ -276,7 +227,7 @@ def _entry(plan: Plan, path: Path, data: bytes, ok: bool) -> Entry | None:
         return None
     found = plan.parse_id(value.get("id"))
     if found is None:
-        raise LedgerError(f"{path} holds a line that is none of this batch: id {str(value.get('id'))[:80]}")
+        raise FilesFailed(f"{path} holds a line that is none of this batch: id {str(value.get('id'))[:80]}")
     response = value.get("response")
     body = response.get("body") if isinstance(response, dict) else None
     usage = body.get("usage") if isinstance(body, dict) else None

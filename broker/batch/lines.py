@@ -19,6 +19,7 @@ from broker.gateway.chat import read_chat
 from broker.gateway.completions import read_completion
 from broker.gateway.config import GatewayConfig
 from broker.gateway.errors import ApiError
+from prism_core.errors import PrismError
 
 __all__ = ["ENDPOINTS", "MAX_LINE_BYTES", "Line", "opening", "read_line"]
 
@@ -61,10 +62,16 @@ def read_line(data: bytes, config: GatewayConfig, *, endpoint: str = "", model: 
         raise BadLine("body must be a JSON object", "missing_body", "body")
     try:
         asked = ENDPOINTS[url](value["body"], config)
+        for spec in asked.specs:
+            spec.pack()  # what cannot be sent is told now, with its line
     except ApiError as error:
         raise BadLine(error.message, error.code or "invalid_request", error.param and f"body.{error.param}") from None
+    except PrismError as error:
+        raise BadLine(str(error), "invalid_value", "body") from None
     if asked.stream:
         raise BadLine("stream must be false in a batch", "unsupported_parameter", "body.stream")
+    if not _is_text(asked.model):
+        raise BadLine("model is no valid Unicode text", "invalid_value", "body.model")
     return Line(custom_id, url, replace(asked, model=model) if model else asked)
 
 
@@ -110,11 +117,18 @@ def _custom_id(value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
         message = f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters"
         raise BadLine(message, "invalid_custom_id", "custom_id")
+    if not _is_text(value):
+        raise BadLine("custom_id is no valid Unicode text", "invalid_custom_id", "custom_id")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadLine("custom_id is no valid Unicode text", "invalid_custom_id", "custom_id") from None
-    return value
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

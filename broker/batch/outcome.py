@@ -77,5 +77,9 @@ def _entry(
     usage: Chunk,
 ) -> Entry:
     value = {"id": ids.line, "custom_id": custom_id, "response": response, "error": error}
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return Entry(index, attempt, ok, text, usage)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_BREAKS)
+    return Entry(index, attempt, ok, text.encode(errors="replace"), usage)
+
+
+_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""What JSON lets stand in a string, and many readers take for the end of a line."""

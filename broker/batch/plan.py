@@ -1,7 +1,7 @@
 """The index of one batch's input file: where each line stands, in which order lines are fed, which begin alike.
 
-Kept: a plan is written once, whole, before the first line runs, and names the input by its SHA-256, so a resumed batch
-meets the very lines that were checked. 20 bytes a line, in memory and on disk; the lines themselves stay in the file.
+Kept: a plan is written once, before the first line runs, and names the input by its SHA-256, so a resumed batch meets
+the very lines that were checked. 16 bytes a line, in memory and on disk; the lines themselves stay in the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker.batch.errors import FilesFailed
 from prism_core import codec
-from prism_core.errors import PrismError
 
 __all__ = ["BYTE_ORDER_MARK", "Plan", "PlanUnreadable", "line_id", "request_ids", "sync_folder", "written_whole"]
 
@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ID = re.compile(r"batch_req_([0-9A-Z]{26})-([1-9][0-9]{0,5})-([1-9][0-9]{0,4})\Z")
 
 
-class PlanUnreadable(PrismError):
+class PlanUnreadable(FilesFailed):
     """The file is no plan of this version."""
 
 
@@ -61,13 +61,18 @@ class Plan:
         )
 
     def save(self, path: Path) -> None:
-        """Written whole or not at all."""
+        """Written in place, since the file is the batch's lock; a crash in the middle leaves what `load` refuses."""
         value = {
             **{name: getattr(self, name) for name in _PLAIN},
             **{name: getattr(self, name).tobytes() for name in _ARRAYS},
             "version": VERSION,
         }
-        written_whole(path, codec.pack(value))
+        with open(path, "r+b" if path.exists() else "w+b") as file:
+            file.write(codec.pack(value))
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
 
     @classmethod
     def load(cls, path: Path) -> Plan:

@@ -36,9 +36,9 @@ __all__ = ["Ended", "Runner"]
 
 Ended = Literal["completed", "cancelled", "expired", "stopped"]
 
-FASTEST_S = 0.01
+FASTEST_S, EACH_S = 0.01, 0.0001
 SLOWEST_S = 0.2
-"""Pauses between two looks: short while lines end, longer while nothing does."""
+"""Pauses between two looks: short while lines end, plus a little for each line to look at; longer while none ends."""
 RENEW_S = 1.0
 AWAY_S = 0.5
 STOP_WAIT_S = 30.0
@@ -109,7 +109,7 @@ class Runner:
         self._give_up_by: float | None = None
 
     def run(self) -> Ended:
-        """Until every line is recorded, or told to stop. `LeaseLost`, `LedgerError`, `BadFile` (the input changed)."""
+        """Until every line is recorded, or told to stop. `LeaseLost`, `FilesFailed`, `BadFile` (the input changed)."""
         why: Literal["cancelled", "expired"] | None = None
         while self._ledger.totals.left:
             if self._stop.is_set():
@@ -140,7 +140,8 @@ class Runner:
             return "expired"
         ended = self._look()
         self._feed()
-        self._pause = FASTEST_S if ended else min(SLOWEST_S, self._pause * 1.5)
+        fastest = FASTEST_S + len(self._flying) * EACH_S
+        self._pause = fastest if ended else min(SLOWEST_S, max(fastest, self._pause * 1.5))
         if self._ledger.totals.left:
             self._stop.wait(self._pause)
         return None
@@ -207,7 +208,14 @@ class Runner:
             one.requests = self._plan.requests(one.index, one.attempt, len(one.requests))
             one.submitted = 0
             return None
-        return answered(one.line, one.index, one.attempt, name, [events for _, events in ends], ids)
+        try:
+            return answered(one.line, one.index, one.attempt, name, [events for _, events in ends], ids)
+        except Exception as error:
+            # One answer that nobody can make sense of must not hold up all others.
+            _log.error(
+                "line failed", extra={"batch": self._plan.batch, "request": one.requests[0], "error": repr(error)}
+            )
+            return refused(one.line.custom_id, one.index, one.attempt, of_error(error), ids)
 
     def _record(self, entries: list[Entry]) -> None:
         if not entries:

@@ -18,7 +18,8 @@ from pathlib import Path
 from broker.batch import records
 from broker.batch.errors import BadFile, Busy, HeldElsewhere, Interrupted, LeaseLost
 from broker.batch.job import Job, JobFiles, Step
-from broker.batch.ledger import PartLock, part_of
+from broker.batch.ledger import part_of
+from broker.batch.lock import BatchLock
 from broker.batch.plan import Plan
 from broker.batch.pool import LinePool
 from broker.batch.shelf import KEEP_S, Shelf
@@ -36,6 +37,7 @@ LOOK_S = 1.0
 RETRY_S = 30.0
 """Pause before a batch is taken up again whose run broke, such as on a full disk."""
 SWEEP_S = 3_600.0
+PLAN = "plan"
 CLAIM_S = 10.0
 WRONG_ROOT = "this gateway's file root is not that of the pool's other gateways: set PRISM_FILE_ROOT to the same folder"
 CLOSE_S = 10.0
@@ -161,7 +163,7 @@ class BatchService:
             self.shelf.over(name)
             return
         try:
-            lock = PartLock(self.shelf.path(owner, record["files"][0]))
+            lock = BatchLock(self.shelf.batch_folder(owner, name) / PLAN)
         except Busy:
             return
         run = self._runs[name] = _Run(owner, name)
@@ -170,7 +172,7 @@ class BatchService:
 
     # --- running one ---------------------------------------------------------------------------------------------
 
-    def _run(self, run: _Run, lock: PartLock) -> None:
+    def _run(self, run: _Run, lock: BatchLock) -> None:
         try:
             _Work(self, run).run(lock)
             self._not_before.pop(run.name, None)
@@ -206,14 +208,14 @@ class _Work:
         self._record = self._shelf.batch(run.owner, run.name)
         output, errors = (self._shelf.path(run.owner, name) for name in self._record["files"])
         source = self._shelf.path(run.owner, self._record["input_file_id"])
-        self._files = JobFiles(source, output, errors, self._shelf.batch_folder(run.owner, run.name) / "plan")
+        self._files = JobFiles(source, output, errors, self._shelf.batch_folder(run.owner, run.name) / PLAN)
 
-    def run(self, lock: PartLock) -> None:
+    def run(self, lock: BatchLock) -> None:
         record, owner, name = self._record, self._run.owner, self._run.name
         if record["status"] in records.FINAL:
             self._shelf.over(name)  # its last runner ended it between our look and our lock
             return
-        if self._is_cancelled() and not self._files.plan.exists():
+        if self._is_cancelled() and not self._files.plan.stat().st_size:
             self._end("cancelled")
             return
         pool = self._service.lines(owner)

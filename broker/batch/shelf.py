@@ -112,11 +112,7 @@ class Shelf:
         """What tells this folder from others, on whatever machine it is looked at."""
         path = self.folder() / "id"
         if not path.exists():
-            own = path.with_name(f"id-{new_ulid()}")
-            written_whole(own, new_ulid().encode())
-            with contextlib.suppress(FileExistsError):
-                os.link(own, path)
-            own.unlink()
+            _written_first(path, new_ulid().encode())
         return path.read_text()
 
     def folder(self, *names: str) -> Path:
@@ -156,6 +152,8 @@ class Shelf:
             except FileNotFoundError:
                 raise NotFound(f"no file {name[:80]!r}") from None
             return Description(name, facts.st_size, int(facts.st_mtime), "partial.jsonl", "batch_output")
+        if found.expires_at is not None and found.expires_at <= time.time():
+            raise NotFound(f"no file {name[:80]!r}: it has expired")
         return found
 
     def files(self, owner: str) -> list[Description]:
@@ -201,12 +199,12 @@ class Shelf:
         return path
 
     def add_batch(self, owner: str, name: str, record: dict[str, Any]) -> None:
-        """Once this returns, some gateway will run it."""
+        """Once this returns, some gateway will run it. If it is there already, that one stands."""
         if not _BATCH_ID.match(name):
             raise NotFound(f"no batch {name[:80]!r}")
         written_whole(self.folder("active") / name, owner.encode())
         folder = self.folder("batches", owner, name)
-        self.save_batch(owner, name, record)
+        _written_first(folder / "batch.json", json.dumps(record).encode())
         sync_folder(folder.parent)
 
     def save_batch(self, owner: str, name: str, record: dict[str, Any]) -> None:
@@ -249,14 +247,8 @@ class Shelf:
     def claim(self, owner: str, key: str, name: str, digest: str) -> tuple[str, str]:
         """(id, digest) of the first caller that came with this idempotency key; it may be this one."""
         path = self.folder("keys", owner) / hashlib.sha256(key.encode()).hexdigest()
-        own = path.with_name(f".{name}")
-        written_whole(own, json.dumps([name, digest]).encode())
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(own, path)
-            first, its_digest = json.loads(path.read_bytes())
-        finally:
-            own.unlink(missing_ok=True)
+        _written_first(path, json.dumps([name, digest]).encode())
+        first, its_digest = json.loads(path.read_bytes())
         return first, its_digest
 
     def over(self, name: str) -> None:
@@ -295,6 +287,17 @@ class Shelf:
                 path.unlink(missing_ok=True)
                 removed += 1
         return removed
+
+
+def _written_first(path: Path, data: bytes) -> None:
+    """Puts `data` at `path`, whole, unless something is there."""
+    own = path.with_name(f".{path.name}-{new_ulid()}")
+    written_whole(own, data)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)
+    finally:
+        own.unlink()
 
 
 def _description(path: Path) -> Description | None:

@@ -81,7 +81,8 @@ def run(
             say(f"{source}: {problem}")
         if as_json:
             print_json({"problems": [vars(problem) for problem in error.problems], "total": error.total})
-        raise InvalidRequest(f"{source}: {error.total} problem(s); nothing of it was run") from error
+        begun = " stopped it; what is done is kept" if files.plan.exists() else "; nothing of it was run"
+        raise InvalidRequest(f"{source}: {error.total} problem(s){begun}") from error
     except Interrupted as error:
         say(f"stopped; go on with: prism batch run {source} -o {output} --resume")
         raise SystemExit(EXIT_INTERRUPTED) from error
@@ -94,13 +95,13 @@ def _is_over(files: JobFiles, *, resume: bool, retry: bool, model: str, as_json:
     """Whether an earlier run left nothing to do. Refuses what would lose somebody's file, or mix two batches."""
     from broker.batch.job import JobResult
     from broker.batch.ledger import part_of, recorded
-    from broker.batch.plan import Plan
+    from broker.batch.plan import Plan, PlanUnreadable
     from broker.batch.validate import digest
 
     _check_names(files)
     part = part_of(files.output)
     begun = part.exists() and part.stat().st_size > 0
-    if not files.plan.exists():
+    if not (files.plan.exists() and files.plan.stat().st_size):
         for path in (files.output, part, files.errors):
             if path.exists() and path.stat().st_size:
                 raise InvalidRequest(
@@ -111,7 +112,12 @@ def _is_over(files: JobFiles, *, resume: bool, retry: bool, model: str, as_json:
         if begun or files.output.exists():
             raise InvalidRequest(f"{files.output} was begun by an earlier run: add --resume to go on with it")
         return False
-    plan = Plan.load(files.plan)
+    try:
+        plan = Plan.load(files.plan)
+    except PlanUnreadable:
+        if begun or files.output.exists():
+            raise
+        return False  # an earlier run died before its first line, or one is just beginning
     if model and model != plan.model:
         raise InvalidRequest(f"the batch was begun with model {plan.model or 'as each line says'!r}, not {model!r}")
     if part.exists() or not files.output.exists() or (retry and files.errors.exists()):

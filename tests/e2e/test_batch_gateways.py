@@ -78,6 +78,25 @@ def test_another_gateway_takes_up_what_one_leaves(pool: Pool, root: Path, how: s
     assert int(pool.redis.hget("prism:stats", "submitted") or 0) - submitted == count
 
 
+def test_a_batch_whose_gateway_died_is_not_stuck_in_progress_nor_in_cancelling(pool: Pool, root: Path) -> None:
+    with GatewayProcess(pool, root, batch_runners=0) as watching:
+        client = watching.openai()
+        with GatewayProcess(pool, root) as first:
+            batch = made(client, 64, 60)
+            wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5, "some lines", 60)
+            first.kill()
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        with GatewayProcess(pool, root):
+            done = over(lambda: client.batches.retrieve(batch.id))
+        assert done.status == "cancelled"
+        found = rows(client, done.output_file_id)
+        assert len(found) >= 5
+        found += rows(client, done.error_file_id)
+    assert Counter(row["custom_id"] for row in found) == Counter(f"c{number}" for number in range(64))
+    wait_for(lambda: pool.redis.zcard("prism:live") == 0, "the pool to be empty")
+
+
 def test_a_frozen_gateway_that_wakes_up_writes_nothing_twice(pool: Pool, root: Path) -> None:
     count = 60
     with GatewayProcess(pool, root) as frozen, GatewayProcess(pool, root) as other:

@@ -40,7 +40,8 @@ async def _create(request: Request) -> Response:
     if key is not None:
         name, replayed = await asyncio.to_thread(_claim, service.shelf, owner, key, digest_text(value), name)
     if not replayed:
-        await asyncio.to_thread(service.shelf.add_batch, owner, name, record)
+        gateway.rate.take(owner)
+        await asyncio.to_thread(service.shelf.add_batch, owner, name, {**record, "id": name})
         service.poke()
     request.state.log["batch"] = name
     headers = {"Idempotency-Replayed": "true"} if replayed else {}

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from broker.batch import ledger as ledger_module
-from broker.batch.errors import Busy
-from broker.batch.ledger import DONE, FAILED, OPEN, Entry, Ledger, LedgerError, PartLock, part_of, recorded
+from broker.batch import lock as lock_module
+from broker.batch.errors import Busy, FilesFailed
+from broker.batch.ledger import DONE, FAILED, OPEN, Entry, Ledger, part_of, recorded
+from broker.batch.lock import BatchLock
 from broker.batch.plan import Plan
 from tests.unit.batch.samples import read
 
@@ -37,16 +39,10 @@ class Files:
         self.output, self.errors = folder / "out", folder / "err"
 
     def open(self) -> Ledger:
-        self.lock = PartLock(self.output)
-        try:
-            return Ledger(PLAN, self.lock, self.errors)
-        except BaseException:
-            self.lock.close()
-            raise
+        return Ledger(PLAN, self.output, self.errors)
 
     def close(self, ledger: Ledger) -> None:
         ledger.close()
-        self.lock.close()
 
     def everything(self) -> dict[str, list[str]]:
         """custom_ids by file, of what stands there now."""
@@ -126,7 +122,7 @@ def test_a_block_of_zeros_that_a_power_cut_left_costs_only_itself(files: Files) 
 
 def test_a_line_of_another_batch_is_refused_not_counted(files: Files) -> None:
     part_of(files.output).write_bytes(entry(0).text.replace(b"0" * 26, b"1" * 26) + b"\n")
-    with pytest.raises(LedgerError, match="none of this batch"):
+    with pytest.raises(FilesFailed, match="none of this batch"):
         files.open()
 
 
@@ -230,20 +226,12 @@ def test_cut_off_before_any_change_of_a_file_nothing_is_lost_or_doubled(
 
 def _whole_life(files: Files, ordered: bool) -> bool:
     """A batch, its finish, and a retry of one of its failed lines; False if it was cut off."""
-    try:
-        lock = PartLock(files.output)
-    except Cut:
-        return False
     ledger = None
     try:
-        ledger = Ledger(PLAN, lock, files.errors)
-        for index in range(COUNT):
-            ledger.record([entry(index, ok=index < 4)] if ledger.state[index] == OPEN else [])
+        ledger = files.open()
+        ledger.record(entry(index, ok=index < 4) for index in range(COUNT) if ledger.state[index] == OPEN)
         ledger.finish(ordered=ordered)
-        ledger.close()
-        lock.close()
-        lock = PartLock(files.output)
-        ledger = Ledger(PLAN, lock, files.errors)
+        ledger = files.open()
         ledger.retry_failed()
         ledger.record(
             entry(index, ok=index != 5, attempt=ledger.attempts[index] + 1)
@@ -256,7 +244,6 @@ def _whole_life(files: Files, ordered: bool) -> bool:
     finally:
         if ledger is not None:
             ledger.close()
-        lock.close()
     return True
 
 
@@ -271,7 +258,7 @@ def test_a_full_disk_records_nothing_and_leaves_whole_lines(files: Files, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ledger_module.os, "write", short)
-    with pytest.raises(LedgerError, match=r"out\.part: No space left on device"):
+    with pytest.raises(FilesFailed, match=r"out\.part: No space left on device"):
         ledger.record([entry(1)])
     monkeypatch.undo()
     assert ledger.state[1] == OPEN
@@ -288,7 +275,7 @@ def test_a_disk_that_fails_to_sync_records_nothing(files: Files, monkeypatch: py
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(ledger_module.os, "fsync", fail)
-    with pytest.raises(LedgerError, match="Input/output error"):
+    with pytest.raises(FilesFailed, match="Input/output error"):
         ledger.record([entry(0)])
     monkeypatch.undo()
     assert (ledger.state[0], ledger.totals.done) == (OPEN, 0)
@@ -296,26 +283,35 @@ def test_a_disk_that_fails_to_sync_records_nothing(files: Files, monkeypatch: py
     assert files.everything()["out.part"] == []
 
 
-def test_a_second_writer_is_refused_until_the_first_is_gone(files: Files) -> None:
+def test_a_writer_without_the_batchs_lock_is_refused(files: Files) -> None:
     ledger = files.open()
     with pytest.raises(Busy, match=r"out\.part"):
-        PartLock(files.output)
+        files.open()
     files.close(ledger)
-    PartLock(files.output).close()
+    files.close(files.open())
+
+
+def test_a_second_holder_of_the_lock_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    lock = BatchLock(tmp_path / "plan")
+    with pytest.raises(Busy, match="plan is being written by another process"):
+        BatchLock(tmp_path / "plan")
+    lock.close()
+    lock.close()
+    BatchLock(tmp_path / "plan").close()
 
 
 def _hold(path: str, ready: Any) -> None:
-    lock = PartLock(Path(path))
+    lock = BatchLock(Path(path))
     ready.send(True)
     ready.recv()
     lock.close()
 
 
 @pytest.fixture
-def holder(files: Files) -> Iterator[multiprocessing.process.BaseProcess]:
+def holder(tmp_path: Path) -> Iterator[multiprocessing.process.BaseProcess]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_hold, args=(str(files.output), there))
+    process = context.Process(target=_hold, args=(str(tmp_path / "plan"), there))
     process.start()
     assert here.recv()
     yield process
@@ -323,31 +319,34 @@ def holder(files: Files) -> Iterator[multiprocessing.process.BaseProcess]:
     process.join()
 
 
-def test_the_lock_ends_with_its_process(files: Files, holder: multiprocessing.process.BaseProcess) -> None:
+def test_the_lock_ends_with_its_process(tmp_path: Path, holder: multiprocessing.process.BaseProcess) -> None:
     with pytest.raises(Busy):
-        PartLock(files.output)
+        BatchLock(tmp_path / "plan")
     holder.kill()
     holder.join()
-    PartLock(files.output).close()
+    BatchLock(tmp_path / "plan").close()
 
 
-def test_a_lock_on_a_file_that_was_finished_meanwhile_is_taken_again(
-    files: Files, monkeypatch: pytest.MonkeyPatch
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part_of(files.output).write_bytes(entry(0).text + b"\n")
-    flock = ledger_module.fcntl.flock
+    path = tmp_path / "plan"
+    flock = lock_module.fcntl.flock
 
     def late(file: int, how: int) -> None:
         monkeypatch.undo()
-        os.replace(part_of(files.output), files.output)
+        path.unlink()
         flock(file, how)
 
-    monkeypatch.setattr(ledger_module.fcntl, "flock", late)
-    lock = PartLock(files.output)
-    assert files.everything() == {"out.part": ["c0"]}
+    monkeypatch.setattr(lock_module.fcntl, "flock", late)
+    lock = BatchLock(path)
+    with pytest.raises(Busy):
+        BatchLock(path)
     lock.close()
 
 
-def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"cannot write .*absent/out\.part: No such file"):
-        PartLock(tmp_path / "absent" / "out")
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(FilesFailed, match=r"cannot write .*absent/plan: No such file"):
+        BatchLock(tmp_path / "absent" / "plan")
+    with pytest.raises(FilesFailed, match=r"cannot write .*absent/out\.part: No such file"):
+        Ledger(PLAN, tmp_path / "absent" / "out", tmp_path / "absent" / "err")

@@ -53,6 +53,25 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a long custom_id": (pack(chat("x" * 513)), "custom_id must be a string of 1 to 512"),
     "a number as custom_id": (pack(chat() | {"custom_id": 7}), "custom_id must be a string"),
     "half a surrogate pair": (b'{"custom_id": "\\ud800"}', "custom_id is no valid Unicode"),
+    "half a pair as model": (
+        b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "model": "\\ud800"}}',
+        "model is no valid Unicode",
+    ),
+    "half a pair in a stop": (
+        b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "stop": "\\ud800"}}',
+        ".",
+    ),
+    "half a pair as a name": (
+        b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "\\ud800": 1}}',
+        "Unknown parameter",
+    ),
+    "half a pair for the template": (
+        pack(
+            chat() | {"body": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "\ud800"}}}
+        ),
+        ".",
+    ),
+    "a number of 5,000 digits": (b'{"custom_id": ' + b"1" * 5000 + b"}", "no valid JSON"),
     "no method": (pack({"custom_id": "a", "url": CHAT, "body": {}}), 'method must be "POST", got nothing'),
     "another method": (pack(chat() | {"method": "GET"}), 'method must be "POST", got "GET"'),
     "another url": (pack(chat() | {"url": "/v1/embeddings"}), 'url must be .*, got "/v1/embeddings"'),
@@ -78,6 +97,7 @@ def test_a_bad_line_is_refused_with_one_line_that_says_why(name: str) -> None:
         read_line(data, CONFIG)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+    str(caught.value.at(1)).encode()
     assert caught.value.code
 
 

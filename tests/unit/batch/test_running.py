@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -111,6 +112,27 @@ def test_only_failed_lines_run_again_and_under_new_names(rig: Rig, tmp_path: Pat
         assert sorted(player.taken[5:]) == [bench.request(2, 2), bench.request(4, 2)]
     check_once(bench, 5)
     assert not bench.files.errors.exists()
+
+
+def test_an_answer_never_breaks_its_line_whatever_the_model_wrote(rig: Rig, tmp_path: Path) -> None:
+    wild = "a\u2028b\u2029c\x85d\x0be\x1cf\r\n\t\0\U0001f600"
+
+    def act(player: Player, claim: Claim) -> bool:
+        assert player.store is not None
+        outcome = player.store.finish(
+            claim.request, claim.epoch, claim.ev + 1, state="done", reason="stop", n=0, usage={}, text=wild
+        )
+        assert outcome.status == "ok"
+        player.store.settle(claim.request)
+        return True
+
+    bench = Bench(rig, tmp_path, [chat("a\u2028b")])
+    with Player(rig, "w1", act=act):
+        bench.run()
+    (row,) = bench.files.output.read_text().splitlines()
+    value = json.loads(row)
+    assert value["custom_id"] == "a\u2028b"
+    assert value["response"]["body"]["choices"][0]["message"]["content"] == wild
 
 
 # --- feeding -------------------------------------------------------------------------------------------------------
@@ -471,8 +493,9 @@ def test_two_runs_of_one_output_at_once_are_refused(rig: Rig, tmp_path: Path) ->
     bench = Bench(rig, tmp_path, many(3))
     running = bench.start()
     wait_for(lambda: rig.redis.exists(keys.batch(bench.batch)), "the lease")
-    with pytest.raises(Busy):
-        bench.run()
+    for _ in range(20):
+        with pytest.raises(Busy):
+            bench.run()
     with Player(rig, "w1"):
         assert running.wait().totals.done == 3
 

@@ -138,6 +138,16 @@ def test_a_broken_plan_is_an_error_not_a_crash(tmp_path: Path) -> None:
             Plan.load(path)
 
 
+def test_a_plan_takes_the_place_of_a_longer_one_in_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan"
+    validate(written(tmp_path / "in", [chat(str(number)) for number in range(100)]), CONFIG).save(path)
+    inode = path.stat().st_ino
+    small = validate(written(tmp_path / "in", [chat()]), CONFIG)
+    small.save(path)
+    assert path.stat().st_ino == inode
+    assert vars(Plan.load(path)) == vars(small)
+
+
 def test_the_reading_can_be_stopped(tmp_path: Path) -> None:
     path = written(tmp_path / "in", [chat(str(number)) for number in range(validation.REPORT_LINES + 1)])
 
