@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import ModelError
 from ..home import prism_home
 from .source import Source
 
@@ -58,6 +59,7 @@ def _digest(source: Source, clock: Callable[[], int]) -> str:
 
 
 def _key(source: Source) -> list[str]:
+    source.check_open()
     status = os.fstat(source.fd)
     numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return [os.fspath(source.real), *map(str, numbers)]
@@ -69,9 +71,12 @@ def _hash(source: Source) -> str:
     view = memoryview(buffer)
     at = 0
     # Read, not mapped: a file cut short while it is hashed ends the loop, where a map would end the process.
-    while count := os.preadv(source.fd, [buffer], at):
-        digest.update(view[:count])
-        at += count
+    try:
+        while count := os.preadv(source.fd, [buffer], at):
+            digest.update(view[:count])
+            at += count
+    except OSError as error:
+        raise ModelError(f"{source.path}: byte {at} cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 

@@ -55,8 +55,14 @@ class Source:
         except OSError as error:
             raise ModelError(f"{self.path}: cannot be opened: {error.strerror}") from error
 
+    def check_open(self) -> None:
+        """Raise ModelError after `close`."""
+        if self.fd < 0:
+            raise ModelError(f"{self.path}: is closed")
+
     def check_unchanged(self) -> None:
-        """Raise ModelError where the file is not the one that was opened, byte count and times included."""
+        """Raise ModelError where the file is not the one that was opened, byte count and times included, or closed."""
+        self.check_open()
         try:
             named = os.stat(self.real, follow_symlinks=False)
         except OSError as error:
@@ -72,10 +78,14 @@ class Source:
 
     def read(self, begin: int, count: int) -> bytearray:
         """Bytes [begin, begin + count), read and not mapped: a file cut short is a ModelError here, never a signal."""
+        self.check_open()
         out = bytearray(count)
         view, done = memoryview(out), 0
         while done < count:
-            got = os.preadv(self.fd, [view[done : done + MAX_READ]], begin + done)
+            try:
+                got = os.preadv(self.fd, [view[done : done + MAX_READ]], begin + done)
+            except OSError as error:
+                raise ModelError(f"{self.path}: byte {begin + done} cannot be read: {error.strerror}") from error
             if not got:
                 raise ModelError(
                     f"{self.path}: byte {begin + done} is gone; it had {self.size} bytes when it was opened"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import numpy as np
 import pytest
 
 from ops.bench import synthetic
-from prism_core import open_model, weights
+from prism_core import InvalidRequest, ModelError, open_model, weights
 from prism_core.model import Model
+from prism_core.packed import WRITING
 from tests.unit.engine.stepping import after, home_with_shared_caches, random_ids
 
 IDS = random_ids(1, 12, 500)
@@ -85,6 +89,122 @@ def test_a_damaged_file_is_made_again(path: Path, home: Path, damage: str) -> No
     assert np.array_equal(logits_of(path), first)
     assert packed(home) == [file]
     assert file.read_bytes() == whole
+
+
+def test_a_flipped_bit_anywhere_is_noticed_or_of_no_consequence(path: Path, home: Path) -> None:
+    first = logits_of(path)
+    (file,) = packed(home)
+    whole = file.read_bytes()
+    draw = np.random.default_rng(11)
+    with open_model(path) as model:
+        model.load()
+        assert model._weights is not None
+        layout = model._weights.layout
+    inside = [draw.integers(place.offset, place.offset + place.nbytes) for place in layout.places.values()]
+    for at in [*range(0, 64, 5), 63, *inside, len(whole) - 1]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << int(draw.integers(8))
+        file.write_bytes(damaged)
+        assert np.array_equal(logits_of(path), first), f"byte {at} of {len(whole)}"
+        assert file.read_bytes() == whole, f"byte {at} of {len(whole)}"
+
+
+@pytest.mark.parametrize("damage", ["zeroed page", "swapped pages", "another model's"])
+def test_a_file_with_foreign_bytes_is_made_again(path: Path, home: Path, damage: str) -> None:
+    first = logits_of(path)
+    (file,) = packed(home)
+    whole = bytearray(file.read_bytes())
+    a, b = slice(64 + 4096, 64 + 8192), slice(64 + 8192, 64 + 12288)
+    if damage == "zeroed page":
+        file.write_bytes(whole[: a.start] + bytes(4096) + whole[a.stop :])
+    elif damage == "swapped pages":
+        file.write_bytes(whole[: a.start] + whole[b] + whole[a] + whole[b.stop :])
+    else:
+        loaded(synthetic.qwen3(path.with_name("other.gguf"), layers=1, vocab=512, seed=4)).close()
+        (other,) = set(packed(home)) - {file}
+        assert other.stat().st_size == len(whole)
+        # a digest of all bytes cannot know whose they are: only the name does, and the layout where that differs
+        file.write_bytes(whole[:48] + other.read_bytes()[48:])
+    assert np.array_equal(logits_of(path), first)
+    assert file.read_bytes() == whole
+
+
+def test_a_file_of_another_layout_is_made_again(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as after an upgrade that reads the same tensors in another order: equal in name, size and number of tensors
+    with monkeypatch.context() as patch:
+        init = weights.Layout.__init__
+
+        def reversed_(self: weights.Layout, file: Any, uses: Any, *, exact: bool) -> None:
+            init(self, file, dict(reversed(uses.items())), exact=exact)
+
+        patch.setattr(weights.Layout, "__init__", reversed_)
+        loaded(path).close()
+    (file,) = packed(home)
+    other = file.read_bytes()
+    first = logits_of(path)
+    assert packed(home) == [file]
+    assert len(file.read_bytes()) == len(other)
+    assert file.read_bytes() != other
+    file.unlink()
+    assert np.array_equal(logits_of(path), first)
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_next(path: Path, home: Path) -> None:
+    script = (
+        "import os, signal, sys; from prism_core import open_model, weights; whole = weights.Layout.pack\n"
+        "def pack(self, name, tensor):\n"
+        "    if name.startswith('output'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return whole(self, name, tensor)\n"
+        "weights.Layout.pack = pack; open_model(sys.argv[1]).load()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], cwd=Path(__file__).parents[3], timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = packed(home)
+    assert left.name.startswith(WRITING)
+    loaded(path).close()
+    (file,) = packed(home)
+    assert file.suffix == ".bin"
+
+
+@pytest.mark.parametrize("text", ["32G", "-1", "1e9", "0x10", "9" * 30])
+def test_a_cap_that_is_no_number_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("PRISM_PACKED_BYTES", text)
+    with open_model(path) as model, pytest.raises(InvalidRequest, match="PRISM_PACKED_BYTES must be a number of bytes"):
+        model.load()
+
+
+def test_a_cap_below_the_models_size_keeps_nothing(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = logits_of(path)
+    (file,) = packed(home)
+    monkeypatch.setenv("PRISM_PACKED_BYTES", str(file.stat().st_size - 1))
+    file.unlink()
+    assert np.array_equal(logits_of(path), first)
+    assert packed(home) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_file_cut_short_while_it_is_packed_is_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    # `cp` over a model does this; read through a map, the process would end with SIGBUS
+    whole, size, seen = weights.Layout.pack, path.stat().st_size, []
+
+    def pack(self: weights.Layout, name: str, tensor: Any) -> Any:
+        seen.append(name)
+        if len(seen) >= share * len(self.uses):
+            os.truncate(path, int(share * size))
+        return whole(self, name, tensor)
+
+    monkeypatch.setattr(weights.Layout, "pack", pack)
+    with open_model(path) as model, pytest.raises(ModelError, match=r"model\.gguf: .* (is gone|changed since)"):
+        model.load()
+
+
+def test_a_closed_model_says_so_in_one_sentence(path: Path) -> None:
+    model = open_model(path)
+    model.close()
+    with pytest.raises(ModelError, match=r"model\.gguf: is closed"):
+        model.decoder()
 
 
 def test_a_folder_that_cannot_be_written_costs_memory_only(path: Path, home: Path) -> None:
@@ -167,8 +287,6 @@ def test_the_least_recently_used_files_go_when_the_cap_is_reached(
 
 
 def test_a_model_file_that_changed_is_not_run_from_old_weights(path: Path, home: Path) -> None:
-    from prism_core import ModelError
-
     first = logits_of(path)
     model = open_model(path)
     other = synthetic.qwen3(path.with_name("other.gguf"), layers=1, vocab=512, seed=9)
