@@ -51,10 +51,10 @@ RUN, SLEEPERS, LIMIT = 0, 8, 16
 """Words that threads share while running, each on a cache line of its own. An even RUN is running, an odd one idle."""
 STOP, PHASES, OPERATIONS, CONTEXT, SYNC, THREADS, FIRST, PROFILE = range(24, 32)
 """Set by the owner before RUN: tables, number of threads, first phase; PROFILE: address of ns per phase, or 0."""
-SYNC_WORDS = 16
-TICKET, TOTAL, CHUNK, OPEN = 0, 1, 2, 8
-"""Per phase: units not yet taken, all units, units of a chunk; on the next cache line the units not yet done. The
-first and the last carry the run in their high half."""
+SYNC_WORDS = 8
+TICKET, OPEN, TOTAL, CHUNK = range(4)
+"""Per phase, on one cache line: units not yet taken, units not yet done, all units, units of the smallest chunk. The
+first two carry the run in their high half."""
 
 CHUNKS_PER_THREAD = 8
 SPINS, IDLE_SPINS, IDLE_YIELDS = 1000, 256, 400
@@ -117,7 +117,8 @@ def _share(control: Any, number: Any, run: Any, thread: Any) -> Any:
         left = now & _COUNT_MASK
         if left == 0:
             break
-        count = min(word(ticket, CHUNK), left)
+        # Large chunks first: fewer quarrels over the line, and what is left at the end is small enough to share.
+        count = min(max(2 * left // (3 * word(control, THREADS)), word(ticket, CHUNK)), left)
         if compare_exchange_i64(ticket, now, now - count) == now:
             # With a chunk in hand nobody else can move on: now everything that is read belongs to this run.
             begin = word(ticket, TOTAL) - left
