@@ -102,7 +102,8 @@ class BatchService:
             run.stop.set()
         until = time.monotonic() + CLOSE_S
         for thread in [self._thread, *(run.thread for run in list(self._runs.values()) if run.thread is not None)]:
-            thread.join(max(0.1, until - time.monotonic()))
+            if thread.is_alive():  # one whose start failed was never alive
+                thread.join(max(0.1, until - time.monotonic()))
         if self._connection is not None:
             self._connection.close()
 

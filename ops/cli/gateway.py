@@ -46,9 +46,7 @@ def gateway(
     with options.kept_broker(redis_url) as broker:
         server = build(host, port, broker.url, rate_limit=rate_limit, grace=grace)
         say(f"http://{host}:{port}/v1; broker {broker.shown}")
-        server.run()
-        if not server.started:
-            raise GatewayFailed("the gateway did not start: see its log")
+        run(server)
 
 
 def build(host: str, port: int, url: str, *, rate_limit: float = 0.0, grace: float = 10.0) -> Server:
@@ -60,6 +58,18 @@ def build(host: str, port: int, url: str, *, rate_limit: float = 0.0, grace: flo
         host=host, port=port, requests_per_minute=rate_limit, shutdown_grace_s=grace
     )
     return Server(config, url)
+
+
+def run(server: Server) -> None:
+    """Serves until told to stop; `GatewayFailed` if it never listened, and what kept it from binding."""
+    try:
+        server.run()
+    except SystemExit as leaving:
+        if server.started or not leaving.code:  # a stop, also one that came before it listened
+            raise
+        raise GatewayFailed("the gateway did not start: see its log") from leaving
+    if not server.started:
+        raise GatewayFailed("the gateway did not start: see its log")
 
 
 class GatewayThread:
@@ -89,7 +99,7 @@ class GatewayThread:
 
     def _run(self) -> None:
         try:
-            self._server.run()
+            run(self._server)
         except BaseException as error:
             self._error = error
         finally:

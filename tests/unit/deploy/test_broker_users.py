@@ -20,7 +20,7 @@ from broker import AsyncClient, Client
 from broker.connect import connect
 from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from tests.pool import FAST, Pool, wait_for
-from tests.unit.deploy.commands import ROOT, environment, gateway, prism
+from tests.unit.deploy.commands import ROOT, environment, free_port, gateway, prism
 from tests.unit.deploy.guarded import GuardedBroker, distribution_server
 
 SLOW = "toy?step_s=0.004"
@@ -229,6 +229,22 @@ def test_no_user_can_do_more_than_its_work(folder: Path) -> None:
             assert client.ping()
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.get("prism:boot")
+    finally:
+        broker.stop()
+
+
+def test_a_gateway_whose_user_may_too_little_says_so_and_ends(folder: Path) -> None:
+    broker = GuardedBroker(folder)
+    broker.start()
+    try:
+        with broker.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "prism-client", "resetkeys", "%R~prism:*", "~prism:boot")
+        done = prism(
+            "gateway", "--redis-url", broker.urls["client"], "--port", str(free_port()), PRISM_HOME=str(folder)
+        )
+        assert done.returncode == 1
+        assert "the broker refuses this user" in done.stderr
+        assert "cannot join thread" not in done.stderr
     finally:
         broker.stop()
 
