@@ -28,6 +28,8 @@ MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 1 << 20
 MAX_TRACE_CHARS = 128
 HISTORIES = ("auto", "append", "replace")
+ENGINE_VARIABLES = frozenset(("messages", "answers", "add_generation_prompt"))
+"""What a worker gives to a template itself, beside a request's own variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,11 @@ class RequestSpec:
                 )
         if type(self.template) is not dict:
             raise InvalidRequest(f"template must be a map of template variables, got {_short(self.template)}")
+        for name in self.template:
+            if type(name) is not str:
+                raise InvalidRequest(f"template: the name of a variable must be a string, got {_short(name)}")
+            if name in ENGINE_VARIABLES:
+                raise InvalidRequest(f"template: the variable {name!r} is set by the engine")
         _plain(self.template, "template")
         if type(self.note) is not dict:
             raise InvalidRequest(f"note must be a map, got {_short(self.note)}")

@@ -29,7 +29,7 @@ MIN_SAVED_TOKENS: Final = 8
 """A shorter start of a prompt is cheaper to evaluate again than to keep."""
 _TOKEN_VARIABLES: Final = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _RESERVED: Final = frozenset(
-    ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", *_TOKEN_VARIABLES)
+    ("messages", "answers", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", *_TOKEN_VARIABLES)
 )
 
 
@@ -101,7 +101,7 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """The chat's token ids; InvalidRequest for bad messages or when the template refuses them."""
-        return self.encode_turn(messages, add_generation_prompt=add_generation_prompt, **variables).token_ids
+        return self._turn(messages, {}, add_generation_prompt, variables).token_ids
 
     def encode_turn(
         self,
@@ -117,8 +117,17 @@ class ChatTemplate:
         message still has that text and no tool calls, and the template writes the text as it is; otherwise the
         message's own text is encoded. Raises InvalidRequest as `encode` does.
         """
+        return self._turn(messages, answers or {}, add_generation_prompt, variables)
+
+    def _turn(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answers: Mapping[int, Sequence[int] | Answer],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
         checked = self._checked(messages)
-        usable = self._usable(checked, answers or {})
+        usable = self._usable(checked, answers)
         shield = Shield(self._spellings or self._control_spellings(), self.source, [checked, variables])
         plain: list[dict[str, Any]] = [shield.value(message, whole_word=True) for message in checked]
         shielded = {name: shield.value(value) for name, value in variables.items()}

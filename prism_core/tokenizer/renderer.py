@@ -131,11 +131,19 @@ class Renderer:
         except TimeoutError:
             raise InvalidRequest(f"the model's chat template ran for more than {WALL_SECONDS:g} s") from None
         except _ChildGone:
-            if child.wait(timeout=WALL_SECONDS) == -signal.SIGPROF:
+            if self._ended(child) == -signal.SIGPROF:
                 raise InvalidRequest(
                     f"the model's chat template used more than {CPU_SECONDS:g} s of processor time"
                 ) from None
             raise InvalidRequest("the model's chat template crashed the process it ran in") from None
+
+    @staticmethod
+    def _ended(child: subprocess.Popen[bytes]) -> int | None:
+        """Its exit code; None if it closed its pipe and lives on, until `_stop`."""
+        try:
+            return child.wait(timeout=WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _send(self, data: bytes, deadline: float) -> None:
         assert self._child is not None
@@ -152,8 +160,10 @@ class Renderer:
 
     def _receive(self, deadline: float) -> Any:
         size = struct.unpack("<I", self._take(4, deadline))[0]
-        if size > MAX_REPLY_BYTES:
-            raise _ChildGone
+        if size > MAX_REPLY_BYTES:  # the child waits for a reader, and is ended by whoever gets this
+            raise InvalidRequest(
+                f"the renderings of the chat take {size} bytes together; {MAX_REPLY_BYTES} are accepted"
+            )
         return json.loads(self._take(size, deadline))
 
     def _take(self, count: int, deadline: float) -> bytes:

@@ -254,3 +254,16 @@ class TestIdentity:
 def test_reading_files_imports_no_numba_and_no_redis():
     code = "import sys, prism_core.gguf; print({'numba', 'llvmlite', 'redis', 'gguf', 'rq'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_process_without_a_home_is_told_what_to_set():
+    code = (
+        "import os; os.environ.pop('HOME', None); os.environ.pop('PRISM_HOME', None)\n"
+        "from prism_core.home import prism_home\n"
+        "from prism_core.errors import InvalidRequest\n"
+        "os.path.expanduser = lambda path: path\n"  # as for a user whom the system does not know
+        "try: prism_home()\n"
+        "except InvalidRequest as error: print(error)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "'~/.cache/prism' has no home directory to stand for ~: set PRISM_HOME to a folder\n"

@@ -330,7 +330,7 @@ def test_the_template_is_given_the_tools_the_variables_and_the_special_tokens():
     assert ids[0] == BPE.eos
 
 
-@pytest.mark.parametrize("name", ["messages", "raise_exception", "strftime_now", "bos_token", "eos_token"])
+@pytest.mark.parametrize("name", ["messages", "answers", "raise_exception", "strftime_now", "bos_token", "eos_token"])
 def test_variables_of_the_engine_cannot_be_set(name):
     with pytest.raises(InvalidRequest, match=f"the template variable '{name}' is set by the engine"):
         ChatTemplate(BPE, CHATML).encode([user("a")], **{name: "x"})

@@ -49,6 +49,13 @@ ENDLESS = {
 }
 
 
+def test_renderings_too_long_together_are_refused_at_once(renderer):
+    # each is within the limit of characters, but as JSON in ASCII three are more than one reply may have
+    with pytest.raises(InvalidRequest, match="the renderings of the chat take 144000042 bytes together; 134217728 are"):
+        renderer.render("{{ '\U0001f600' * 4000000 }}", VARIABLES, [{}, {}, {}], 0.0)
+    assert render(renderer, "{{ 1 }}") == "1"
+
+
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_would_never_end_is_stopped(renderer, name):
     began = time.process_time()
