@@ -37,13 +37,13 @@ def run(name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[
     return done
 
 
-def test_stream(pool: Pool) -> None:
+def test_stream_prints_an_answer_as_it_comes(pool: Pool) -> None:
     done = run("stream.py", "Why?", PRISM_REDIS_URL=pool.broker.url)
     assert len(done.stdout) > 20
     assert "done (length): 64 tokens" in done.stderr
 
 
-def test_background(pool: Pool) -> None:
+def test_background_comes_back_for_its_answer_and_repeats_nothing(pool: Pool) -> None:
     for _ in range(2):  # the second run meets the request of the first
         said = run("background.py", PRISM_REDIS_URL=pool.broker.url).stdout
         request, again, end, whole = said.splitlines()
@@ -52,7 +52,7 @@ def test_background(pool: Pool) -> None:
     assert pool.record(request.split()[1])["attempt"] == b"1"
 
 
-def test_conversation(pool: Pool) -> None:
+def test_conversation_reuses_its_beginning_and_takes_an_edit(pool: Pool) -> None:
     said = run("conversation.py", PRISM_REDIS_URL=pool.broker.url).stdout.splitlines()
     first, second = (tuple(map(int, re.findall(r"\d+", line))) for line in said[:2])
     assert first[1] == 0
@@ -60,12 +60,12 @@ def test_conversation(pool: Pool) -> None:
     assert said[2:] == ["2 turns", "edited: done", "2 turns, the last of them: Now name a tree."]
 
 
-def test_cancel(pool: Pool) -> None:
+def test_cancel_stops_a_running_request(pool: Pool) -> None:
     said = run("cancel.py", PRISM_REDIS_URL=pool.broker.url).stdout.splitlines()
     assert said == ["cancel: cancelling", "cancelled - seen enough", "again: ended"]
 
 
-def test_async_client(pool: Pool) -> None:
+def test_async_client_answers_many_at_once(pool: Pool) -> None:
     said = run("async_client.py", PRISM_REDIS_URL=pool.broker.url).stdout.splitlines()
     assert [line.split(" -> ")[0] for line in said] == [
         "Name a colour.",
@@ -75,17 +75,17 @@ def test_async_client(pool: Pool) -> None:
     ]
 
 
-def test_openai_chat(door: str) -> None:
+def test_openai_chat_streams_through_the_gateway(door: str) -> None:
     said = run("openai_chat.py", OPENAI_BASE_URL=f"{door}/v1", OPENAI_API_KEY="any").stdout
     assert said.endswith("32 tokens\n")
 
 
-def test_openai_batch(door: str) -> None:
+def test_openai_batch_answers_every_line(door: str) -> None:
     said = run("openai_batch.py", OPENAI_BASE_URL=f"{door}/v1", OPENAI_API_KEY="any").stdout.splitlines()
     assert said[0] == "completed"
     assert {line.split(" -> ")[0] for line in said[1:]} == {f"number-{n}" for n in range(8)}
 
 
 def test_every_example_has_a_test() -> None:
-    tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tests
+    for path in EXAMPLES.glob("*.py"):
+        assert any(name.startswith(f"test_{path.stem}_") for name in globals()), path.name
