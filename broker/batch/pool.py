@@ -25,6 +25,9 @@ from broker.spec import RequestSpec
 
 __all__ = ["LinePool", "Seen"]
 
+FORGET_S = 600
+"""Time for which the pool keeps an answer that the batch has recorded."""
+
 Seen = tuple[str, int]
 """(state, tokens so far) of a request."""
 
@@ -94,6 +97,10 @@ class LinePool:
         """`NotFound`."""
         call = calls.cancel(request, self.owner, reason)
         return call.parse(self._run(call.script, call.keys, call.arguments))
+
+    def forget(self, request: str) -> None:
+        """The answer is on disk: the pool need not keep it for a day."""
+        self._run("forget", [keys.request(request)], [request, self.owner, FORGET_S])
 
     def workers(self) -> int:
         """Members of the pool."""

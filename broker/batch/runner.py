@@ -225,8 +225,11 @@ class Runner:
             self._tell("running")
         self._ledger.record(entries)
         for entry in entries:
-            self._flying.pop(entry.index, None)
+            one = self._flying.pop(entry.index, None)
             self._lanes.ended(entry.index)
+            with contextlib.suppress(BrokerUnavailable):  # then they go by themselves, later
+                for request in one.requests[: one.submitted] if one is not None else ():
+                    self._pool.forget(request)
 
     # --- feeding -------------------------------------------------------------------------------------------------
 

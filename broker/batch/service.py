@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.batch import records
-from broker.batch.errors import BadFile, Busy, HeldElsewhere, Interrupted, LeaseLost
+from broker.batch.errors import BadFile, Busy, FilesFailed, HeldElsewhere, Interrupted, LeaseLost
 from broker.batch.job import Job, JobFiles, Step
 from broker.batch.ledger import part_of
 from broker.batch.lock import BatchLock
@@ -123,7 +123,7 @@ class BatchService:
             try:
                 self._look()
             except (OSError, PrismError) as error:
-                _log.warning("cannot look for batches", extra={"error": repr(error)})
+                _log.warning("cannot look for batches", extra={"error": type(error).__name__})
             self._wake.wait(LOOK_S)
             self._wake.clear()
 
@@ -182,7 +182,7 @@ class BatchService:
             _log.info("batch left", extra={"batch": run.name, "why": type(error).__name__})
         except Exception as error:
             self._not_before[run.name] = time.monotonic() + RETRY_S
-            shown = str(error) if isinstance(error, PrismError) else type(error).__name__
+            shown = str(error) if isinstance(error, FilesFailed) else type(error).__name__
             _log.error("batch broke off", extra={"batch": run.name, "error": shown})
         finally:
             lock.close()

@@ -105,7 +105,7 @@ class Killer(threading.Thread):
         self.lock = threading.Lock()
 
     def run(self) -> None:
-        broker_at = self._dice.randint(3, 8)
+        broker_at = self._dice.randint(2, 4)
         while sum(self.kills.values()) < self._most and not self.stop.wait(self._dice.uniform(*PAUSE_S)):
             if sum(self.kills.values()) == broker_at:
                 self._kill_broker()

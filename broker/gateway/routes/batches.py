@@ -24,6 +24,8 @@ from broker.keys import new_ulid
 __all__ = ["ROUTES"]
 
 MAX_HOURS = 168
+MAX_ACTIVE = 100
+"""Batches of one key that are not over."""
 MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 
 
@@ -40,6 +42,7 @@ async def _create(request: Request) -> Response:
     if key is not None:
         name, replayed = await asyncio.to_thread(_claim, service.shelf, owner, key, digest_text(value), name)
     if not replayed:
+        await asyncio.to_thread(_check_count, service.shelf, owner)
         gateway.rate.take(owner)
         await asyncio.to_thread(service.shelf.add_batch, owner, name, {**record, "id": name})
         service.poke()
@@ -95,6 +98,12 @@ def _check_input(shelf: Shelf, owner: str, name: str) -> None:
         raise unknown_file(name, "input_file_id") from None
     if found.purpose != PURPOSE:
         raise invalid(f"file {name} has purpose {found.purpose!r}, not {PURPOSE!r}", "input_file_id")
+
+
+def _check_count(shelf: Shelf, owner: str) -> None:
+    if sum(its_owner == owner for its_owner, _ in shelf.active()) >= MAX_ACTIVE:
+        message = f"this key has {MAX_ACTIVE} batches that are not over, the most it may: try again later"
+        raise ApiError(429, message, kind="rate_limit_error", code="too_many_batches", headers={"Retry-After": "60"})
 
 
 def _claim(shelf: Shelf, owner: str, key: str, body: str, name: str) -> tuple[str, bool]:

@@ -191,6 +191,22 @@ def test_a_model_that_the_pool_has_never_run_is_told_with_its_line_and_leaves_no
     assert bench.run(model="toy").totals.done == 2
 
 
+def test_the_pool_keeps_recorded_answers_for_minutes_and_others_for_a_day(
+    rig: Rig, tmp_path: Path, player: Player
+) -> None:
+    bench = Bench(rig, tmp_path, many(6))
+    bench.run()
+    other = rig.submit().request
+    wait_for(lambda: rig.state(other) == "done", "the other request")
+    for line in range(1, 7):
+        for key in (keys.request(bench.request(line)), keys.log(bench.request(line))):
+            assert 0 < rig.redis.ttl(key) <= 600
+    assert rig.redis.ttl(keys.request(other)) > 80_000
+    registry = f"{keys.RQ}:finished:open.{keys.model_tag(player.model)}.batch"
+    now = time.time()
+    assert {int(score) <= now + 601 for _, score in rig.redis.zrange(registry, 0, -1, withscores=True)} == {True}
+
+
 # --- stops and crashes ---------------------------------------------------------------------------------------------
 
 
