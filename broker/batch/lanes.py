@@ -17,7 +17,7 @@ from broker.batch.prefix import ALONE
 
 __all__ = ["Lanes"]
 
-PORTION = 32
+PORTION = 16
 """Most lines of one group."""
 
 
