@@ -42,11 +42,18 @@ class Spread:
         _deal(logits, best, np.minimum.reduce(logits), self._scratch, self._buckets)
         if top_p < 1 or min_p > 0:
             odds = self._weigh(logits, best, 1.0)
-            if top_p < 1:
-                self._keep_down_to(logits, self._find(logits, top_p, "left"))
-            np.logical_and(self._alive, np.greater_equal(odds, min_p, out=self._mask), out=self._alive)
+            sums = self._sums()
+            last, kept = self._find(logits, sums, top_p * sums[-1], "left") if top_p < 1 else (None, sums[-1])
+            if min_p == 0 and temperature == 1.0 and last is not None:  # the draw's weights are these
+                token, _ = self._find(logits, sums, uniform * kept, "right")
+                return token if (-logits[token], token) < (-logits[last], last) else last
+            if last is not None:
+                self._keep_down_to(logits, last)
+            if min_p > 0:
+                np.logical_and(self._alive, np.greater_equal(odds, min_p, out=self._mask), out=self._alive)
         self._weigh(logits, best, temperature)
-        return self._find(logits, uniform, "right")
+        sums = self._sums()
+        return self._find(logits, sums, uniform * sums[-1], "right")[0]
 
     def _keep_highest(self, logits: FloatArray, count: int) -> None:
         """Only the `count` highest live; of equals the lowest ids."""
@@ -77,12 +84,16 @@ class Spread:
                 np.subtract(logits, best, out=weights, dtype=np.float64)
                 np.copyto(self._scratch, np.divide(weights, temperature, out=weights), casting="same_kind")
             np.exp(self._scratch, out=self._scratch)
-        return np.multiply(self._scratch, self._alive, out=weights, dtype=np.float64)
+        np.copyto(weights, np.multiply(self._scratch, self._alive, out=self._scratch))
+        return weights
 
-    def _find(self, logits: FloatArray, share: float, side: Literal["left", "right"]) -> int:
-        """The id with which the running sum of the weights reaches (left) or passes (right) a share of them all."""
+    def _sums(self) -> Sums:
+        """The running sum of the weights after each bucket."""
         sums: Sums = np.cumsum(np.bincount(self._buckets, weights=self._weights))
-        target = share * sums[-1]
+        return sums
+
+    def _find(self, logits: FloatArray, sums: Sums, target: Any, side: Literal["left", "right"]) -> tuple[int, Any]:
+        """The id with which the running sum of the weights reaches (left) or passes (right) a target; that sum."""
         at = _reaching(sums, target, side)
         ids: IdArray = np.equal(self._buckets, at, out=self._mask).nonzero()[0]
         before = float(sums[at - 1]) if at else 0.0
@@ -103,7 +114,10 @@ class Spread:
         if high != low:
             ids = descending(values, ids)
             weights = self._weights[ids]
-        return int(ids[_reaching(before + np.cumsum(weights), target, side)])
+        sums = np.cumsum(weights)
+        sums += before
+        at = _reaching(sums, target, side)
+        return int(ids[at]), sums[at]
 
 
 def _deal(values: FloatArray, high: np.float32, low: np.float32, scratch: FloatArray, buckets: IdArray) -> IdArray:

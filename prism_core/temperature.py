@@ -173,11 +173,14 @@ class TemperatureSampler:
         """Without top-k: the same token, if a limited number of the best hold the cut, or the draw; else None."""
         survivors = self._survivors
         mass = self._selector.mass(values, best, 1.0 if survivors.cuts else survivors.divisor)
-        ids, logits = self._selector.few(values, FEW)
-        place = survivors.place_few(logits, uniform, mass)
-        if place < FEW:
-            return ids[place]
-        if values.size > MORE:
+        # No weight is above 1, so a sum of weights needs as many candidates at least; min-p alone may cut earlier.
+        least = mass * (survivors.top_p if survivors.cuts else uniform) if survivors.min_p == 0 else 0.0
+        if least < FEW:
+            ids, logits = self._selector.few(values, FEW)
+            place = survivors.place_few(logits, uniform, mass)
+            if place < FEW:
+                return ids[place]
+        if least < MORE < values.size:
             found = self._selector.highest(values, MORE)
             gaps = _gaps(values, found, best)
             if not survivors.cuts:
