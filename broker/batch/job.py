@@ -35,6 +35,8 @@ __all__ = ["WINDOW", "Job", "JobFiles", "JobResult"]
 WINDOW = 4
 """Lines in the pool for each worker."""
 RENEW_S = 1.0
+GENTLE_S = 0.0002
+"""A real pause, if short: without one a thread that computes keeps the interpreter for 5 ms at a time."""
 
 Step = Literal["validating", "running", "finishing"]
 
@@ -74,6 +76,8 @@ class Job:
     """Sort the output by the input's lines at the end."""
     retry_failed: bool = False
     """Run failed lines again."""
+    gentle: bool = False
+    """Let the process's other threads run all the time: it is a gateway."""
     afresh: bool = False
     """Nothing is recorded yet, so a plan that is there counts for nothing."""
     expires_at: float | None = None
@@ -246,6 +250,8 @@ class _Watch:
         if self._job.stop.is_set():
             raise Interrupted("stopped before its end")
         self._job.on_check(done, total)
+        if self._job.gentle:
+            time.sleep(GENTLE_S)
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + RENEW_S
             with contextlib.suppress(BrokerUnavailable):  # asked again in a second

@@ -227,6 +227,7 @@ class _Work:
             config=self._service.config,
             endpoint=record["endpoint"],
             expires_at=record["expires_at"],
+            gentle=True,
             stop=self._run.stop,
             cancelled=self._is_cancelled,
             on_step=self._on_step,

@@ -29,7 +29,7 @@ MAX_BYTES = 200 << 20
 MAX_PROBLEMS = 100
 """Problems that are told one by one; the rest are counted."""
 MAX_MODELS = 1_000
-REPORT_LINES = 256
+REPORT_LINES = 16
 
 _CHUNK = 1 << 20
 
