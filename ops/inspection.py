@@ -10,10 +10,12 @@ from prism_core.gguf import describe, open_gguf
 
 
 def inspect_model(path: Path) -> dict[str, Any]:
-    """The container's facts, then what the model layer adds; `runs` is false with `why_not` for a file we refuse."""
+    """The container's facts, then what the model layer adds; `runs` is false with `why_not` for a file we refuse.
+
+    Only a file that runs is read to its end, for its identity: what is refused may claim any size.
+    """
     with open_gguf(path, inspect=True) as file:
         report = describe(file)
-        report["identity"] = file.sha256()
     obstacles = report.pop("obstacles", [])
     try:
         import prism_core

@@ -28,6 +28,7 @@ from prism_core.models import build_graph, check_architecture
 from prism_core.models.assembly import Program, Scratch
 from prism_core.models.graph import Graph
 from prism_core.models.symbols import PAGE_TOKENS
+from prism_core.packed import cache_bytes
 from prism_core.tokenizer import ChatTemplate, Tokenizer
 from prism_core.weights import Layout, Weights, load_weights, packed_type
 
@@ -168,7 +169,7 @@ def open_model(
         context_tokens: longest conversation; None = the file's own context, at most 4096.
         exact: float32 weights, activations and KV cache: slow, for comparisons.
         memory_budget: bytes that weights, cache and scratch may take together; None = what the machine has, and
-            weights that are shared with other processes do not count.
+            weights that can be shared with other processes do not count.
 
     Raises:
         ModelError: the file cannot be used, or does not fit the budget. InvalidRequest: an argument out of range.
@@ -211,11 +212,9 @@ def _check_budget(needed: dict[str, int], context_tokens: int, budget: int | Non
     machine."""
     limit, counted, name = budget, needed["total"], "the memory budget of"
     if limit is None:
-        limit, name = memory_bytes(), "the machine's memory, its weights aside, of"
-        if exact:
-            name = "the machine's memory of"
-        else:
-            counted -= needed["weights"]
+        limit, name = memory_bytes(), "the machine's memory of"
+        if not exact and needed["weights"] <= cache_bytes():
+            counted, name = counted - needed["weights"], "the machine's memory, the weights aside, of"
     if limit is not None and counted > limit:
         raise ModelError(f"needs {_sum_of(needed, context_tokens)}, over {name} {limit:,}")
 

@@ -31,13 +31,16 @@ def label_of(path: Path) -> str:
     return path.name.removesuffix(".gguf")
 
 
-def check_model(path: Path, context: int | None, threads: int) -> None:
-    """Opens the model once, so that a mistake is one clear line here instead of N lines of dying workers."""
+def check_model(path: Path, context: int | None, threads: int, memory_budget: int | None) -> None:
+    """Opens the model once, so that a mistake is one clear line here instead of N lines of dying workers.
+
+    A budget is what one worker may use; a worker keeps prefixes as well, and may still find it too small.
+    """
     import prism_core
 
     with progress() as report:
         report(f"checking {path.name}", 0, 0)
-        prism_core.open_model(path, threads=threads, context_tokens=context).close()
+        prism_core.open_model(path, threads=threads, context_tokens=context, memory_budget=memory_budget).close()
 
 
 def worker(
@@ -53,7 +56,7 @@ def worker(
     from broker import log
 
     path = resolve(model)
-    check_model(path, context, threads)
+    check_model(path, context, threads, memory_budget)
     with options.kept_broker(redis_url) as broker:
         settings = {"threads": threads, "context_tokens": context, "memory_bytes": memory_budget, "grace_s": grace}
         supervisor = supervise(path, broker.url, workers, settings)
@@ -79,7 +82,7 @@ def serve(
     from ops.cli.gateway import GatewayThread, build
 
     path = resolve(model)
-    check_model(path, context, threads)
+    check_model(path, context, threads, memory_budget)
     with options.kept_broker(redis_url) as broker:
         server = build(host, port, broker.url, rate_limit=rate_limit)
         settings = {"threads": threads, "context_tokens": context, "memory_bytes": memory_budget, "grace_s": grace}

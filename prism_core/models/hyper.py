@@ -25,6 +25,23 @@ MIN_FACTOR = 1e-3
 """Of every factor that scales positions or angles: far below, angles are no longer finite."""
 
 
+STEPS_NOT_TAKEN: dict[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+}
+"""Keys that change what a model computes, with the values that do not; an architecture may read some itself."""
+STEPS_OF = {"gemma3": ("final_logit_softcapping",)}
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary positions: theta_i = position * frequency_i, cos and sin both times `magnitude`."""
@@ -105,6 +122,9 @@ def read_hyper(metadata: Mapping[str, object], architecture: str, vocab: int) ->
         ModelError: a key is missing, of the wrong type or outside its range.
     """
     keys = Keys(metadata, architecture)
+    for key, neutral in STEPS_NOT_TAKEN.items():
+        if key not in STEPS_OF.get(architecture, ()):
+            keys.refuse_unless(key, neutral)
     layers = keys.integer("block_count", 1, MAX_LAYERS)
     width = keys.integer("embedding_length", 1, MAX_WIDTH)
     context = keys.integer("context_length", 1, MAX_CONTEXT)

@@ -79,6 +79,13 @@ class Keys:
             raise ModelError(f"{self._name(key)} must be in {low:g}..{high:g}, not {value:g}")
         return float(value)
 
+    def refuse_unless(self, key: str, neutral: Sequence[object]) -> None:
+        """Raise `ModelError` where the file has this key and its value is none of those that change nothing."""
+        value = self._get(key, neutral[0])
+        if _is_array(value) or value not in neutral:
+            shown = "an array" if _is_array(value) else repr(value)[:80]
+            raise ModelError(f"{self._name(key)} asks for a step that this engine does not take: it is {shown}")
+
     def text(self, key: str, allowed: Sequence[str], default: str) -> str:
         """One of a few words."""
         value = self._get(key, default)

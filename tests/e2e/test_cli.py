@@ -120,6 +120,7 @@ def test_top_and_doctor_show_the_worker(pool: dict[str, str]) -> None:
         (["submit", "hi", "--deadline", "-3"], 1, "deadline must be above 0"),
         (["submit", "hi", "--conversation", "a b"], 1, "conversation must be"),
         (["worker", "smollm2-135m", "-w", "0"], 2, "-w"),
+        (["worker", "smollm2-135m", "--memory-budget", "9M"], 1, "bytes at a context of 4096 tokens (weights "),
         (["run", "smollm2-135m", "hi", "-c", "many"], 2, "is not a size"),
         (["submit", "hi", "--redis-url", "redis://127.0.0.1:1"], 75, "cannot reach the broker"),
         (["submit", "hi", "--redis-url", "carrier-pigeon://x"], 1, "carrier-pigeon"),

@@ -317,8 +317,11 @@ def test_without_a_budget_a_model_is_held_against_the_machine(tmp_path: Path, mo
     monkeypatch.setattr("prism_core.model.memory_bytes", lambda: own - 1)
     sentence = refusal(path)
     assert f"needs {needed['total']:,} bytes at a context of 2048 tokens (weights " in sentence
-    assert f"over the machine's memory, its weights aside, of {own - 1:,}" in sentence
+    assert f"over the machine's memory, the weights aside, of {own - 1:,}" in sentence
     open_model(path, memory_budget=needed["total"]).close()
+    monkeypatch.setattr("prism_core.model.memory_bytes", lambda: own)
+    monkeypatch.setenv("PRISM_PACKED_BYTES", str(needed["weights"] - 1))  # they would be private, and count
+    assert f"over the machine's memory of {own:,}" in refusal(path)
     monkeypatch.setattr("prism_core.model.memory_bytes", lambda: None)
     open_model(path).close()
 
@@ -338,6 +341,30 @@ def test_a_small_file_that_declares_a_huge_state_is_refused(tmp_path: Path) -> N
     head = [tensor for tensor in shared if "blk." not in tensor[0]]
     big = synthetic.write_gguf(tmp_path / "big.gguf", keys, [*head, *layers])
     assert f"recurrent_state {2 * 4 * 99 * (128 * 1024 * 1024 + 3 * 133120):,}" in refusal(big, memory_budget=1 << 30)
+
+
+NEUTRAL: list[tuple[str, Any, Any]] = [
+    ("expert_count", 0, 8),
+    ("attention.causal", True, False),
+    ("attention.scale", 0.0, 0.5),
+    ("attn_logit_softcapping", 0.0, 50.0),
+    ("final_logit_softcapping", 0.0, 30.0),
+    ("logit_scale", 1.0, 8.0),
+    ("residual_scale", 1.0, np.array([1.0], np.float32)),
+    ("embedding_scale", 0.0, 12.0),
+    ("attention.max_alibi_bias", 0.0, 8.0),
+    ("attention.clamp_kqv", 0.0, "30"),
+    ("use_parallel_residual", False, True),
+]
+
+
+@pytest.mark.parametrize(("key", "neutral", "other"), NEUTRAL, ids=lambda value: str(value)[:40])
+def test_a_step_that_the_engine_does_not_take_is_refused_unless_it_does_nothing(
+    tmp_path: Path, key: str, neutral: Any, other: Any
+) -> None:
+    open_model(synthetic.llama(tmp_path / "neutral.gguf", layers=1, extra={f"llama.{key}": neutral})).close()
+    sentence = refusal(synthetic.llama(tmp_path / "model.gguf", layers=1, extra={f"llama.{key}": other}))
+    assert f"llama.{key} asks for a step that this engine does not take" in sentence
 
 
 def test_memory_that_the_system_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
