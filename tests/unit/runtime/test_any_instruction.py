@@ -154,10 +154,7 @@ def in_order(sampler: TemperatureSampler) -> tuple:
 @pytest.mark.parametrize("before", [0, 1, 63])
 def test_an_interrupt_at_any_line_leaves_the_sampler_as_it_was_and_fit_to_go_on(options, before):
     def made() -> TemperatureSampler:
-        sampler = TemperatureSampler(seed=3, **options)
-        for _ in range(before):
-            sampler.sample(np.arange(8, dtype=np.float32))
-        return sampler
+        return TemperatureSampler(seed=3, **options).resume([at % 8 for at in range(before)])
 
     bench, sampler = Bench(), made()
     with RaiseAt(0, "line") as counting:
