@@ -212,9 +212,7 @@ class Runner:
             return answered(one.line, one.index, one.attempt, name, [events for _, events in ends], ids)
         except Exception as error:
             # One answer that nobody can make sense of must not hold up all others.
-            _log.error(
-                "line failed", extra={"batch": self._plan.batch, "request": one.requests[0], "error": repr(error)}
-            )
+            _log.error("line failed", extra={"request": one.requests[0], "error": type(error).__name__})
             return refused(one.line.custom_id, one.index, one.attempt, of_error(error), ids)
 
     def _record(self, entries: list[Entry]) -> None:

@@ -103,6 +103,7 @@ class BatchService:
         until = time.monotonic() + CLOSE_S
         for thread in [self._thread, *(run.thread for run in list(self._runs.values()) if run.thread is not None)]:
             if thread.is_alive():  # one whose start failed was never alive
+                if thread.is_alive():
                 thread.join(max(0.1, until - time.monotonic()))
         if self._connection is not None:
             self._connection.close()
@@ -134,9 +135,10 @@ class BatchService:
         self._claim_due = time.monotonic() + CLAIM_S
         pool, own = self.lines(""), self.shelf.name()
         pools = pool.file_root(own, seconds=3 * round(CLAIM_S))
-        self.problem = "" if pools == own else WRONG_ROOT
-        if self.problem:
-            _log.error(self.problem, extra={"root": str(self.shelf.root)})
+        problem = "" if pools == own else WRONG_ROOT
+        if problem != self.problem:
+            _log.error(problem or "the file root is that of the pool again", extra={"root": str(self.shelf.root)})
+        self.problem = problem
 
     def _look(self) -> None:
         self._claim()
@@ -179,7 +181,8 @@ class BatchService:
             self._not_before.pop(run.name, None)
         except (Busy, HeldElsewhere, LeaseLost, Interrupted, BrokerUnavailable) as error:
             self._not_before[run.name] = time.monotonic() + LOOK_S
-            _log.info("batch left", extra={"batch": run.name, "why": type(error).__name__})
+            level = logging.DEBUG if isinstance(error, (Busy, HeldElsewhere)) else logging.INFO
+            _log.log(level, "batch left", extra={"batch": run.name, "why": type(error).__name__})
         except Exception as error:
             self._not_before[run.name] = time.monotonic() + RETRY_S
             shown = str(error) if isinstance(error, FilesFailed) else type(error).__name__

@@ -56,7 +56,7 @@ def rows(client: openai.OpenAI, file: str) -> list[dict[str, Any]]:
     return [json.loads(row) for row in client.files.content(file).text.splitlines()]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
 def test_another_gateway_takes_up_what_one_leaves(pool: Pool, root: Path, how: signal.Signals) -> None:
     count = 60
     submitted = int(pool.redis.hget("prism:stats", "submitted") or 0)
