@@ -103,7 +103,6 @@ class BatchService:
         until = time.monotonic() + CLOSE_S
         for thread in [self._thread, *(run.thread for run in list(self._runs.values()) if run.thread is not None)]:
             if thread.is_alive():  # one whose start failed was never alive
-                if thread.is_alive():
                 thread.join(max(0.1, until - time.monotonic()))
         if self._connection is not None:
             self._connection.close()
