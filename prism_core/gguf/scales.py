@@ -1,8 +1,9 @@
-"""Refusing NaN and infinity where a file stores floats.
+"""Refusing NaN, infinity and absurdly large numbers where a file stores floats.
 
-Invariant: after `check_scales` every value that `dequantize` makes of the tensor is finite. Negative, zero and
-subnormal scales are fine, they are decoded as they are. Only the scales of quantised blocks are read, so the cost is
-that of touching the tensor's memory once.
+Invariant: after `check_scales` every value that `dequantize` makes of the tensor is below 2^32 in magnitude. No model
+comes near (no block type with f16 scales can reach it), but one flipped bit in an exponent does, and activations that
+overflow on the way end as fluent nonsense and not as an error. Negative, zero and subnormal scales are fine, they are
+decoded as they are. Only the scales of quantised blocks are read, so the cost is that of touching the memory once.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from .file import TensorInfo
 from .types import BF16_VALUES, E8M0_SCALE, F32_VALUES, TensorType
 
 PIECE = 1 << 17
-MAX_E8M0 = 252
-"""The largest MXFP4 exponent whose largest level, 12 * 2^(e - 128), is still a float32."""
+MAX_E8M0 = 156
+"""The largest MXFP4 exponent whose largest level, 12 * 2^(e - 128), is below 2^32."""
 
-_FORMS = {F32_VALUES: ("<u4", 0x7FFFFFFF, 0x7F800000), BF16_VALUES: ("<u2", 0x7FFF, 0x7F80)}
+_FORMS = {F32_VALUES: ("<u4", 0x7FFFFFFF, 0x4F800000), BF16_VALUES: ("<u2", 0x7FFF, 0x4F80)}
+"""How to read a number, and the bits of 2^32, from which on it is refused."""
 _HALF = ("<u2", 0x7FFF, 0x7C00)
 
 
 def check_scales(tensor: TensorInfo) -> None:
-    """Raise ModelError where a scale (or a plain value) of `tensor` is NaN or infinite; names the first such block."""
+    """Raise ModelError where a scale (or a plain value) of `tensor` is NaN, infinite or absurd; names the first one."""
     kind = tensor.type
     if kind.scale_form == E8M0_SCALE:
         _check(tensor, 0, "<u1", 0xFF, MAX_E8M0 + 1)
@@ -68,4 +70,6 @@ def _error(tensor: TensorInfo, block: int, at: int) -> ModelError:
     else:
         value = raw[:2].view("<f2")[0]
     what = "value" if kind.block_size == 1 else "the scale of block"
-    return ModelError(f"tensor {tensor.name!r}: {what} {block} is {value}; stored numbers must be finite")
+    return ModelError(
+        f"tensor {tensor.name!r}: {what} {block} is {value}; stored numbers must be finite and below 2^32"
+    )
