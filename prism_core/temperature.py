@@ -28,6 +28,7 @@ FEW = 64  # candidates that are looked at in plain Python
 MORE = 1024  # candidates that are looked at without a top-k, if the few do not tell
 MOST = 16_384  # candidates that are put in order; a draw from more of them is left to `Spread`
 UNIFORMS_PER_BLOCK = 64  # a multiple of the 4 words that one step of Philox's counter gives
+FLOAT32 = np.dtype(np.float32)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -115,15 +116,16 @@ class TemperatureSampler:
         return token
 
     def _accept(self, logits: npt.ArrayLike) -> FloatArray:
-        """`logits` as float32, with buffers of their size."""
+        """`logits` as float32, with buffers of their size; the usual ones, of the same form as before, at once."""
+        size = self._selector.vocab_size
+        if size and type(logits) is np.ndarray and logits.dtype is FLOAT32 and logits.shape == (size,):
+            return logits
         values = as_vector(logits)
-        if values.dtype != np.float32:
+        if values.dtype != FLOAT32:
             highest_finite(values)
             values = np.clip(values, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
-        if self._selector.vocab_size != values.size:
+        if size != values.size:
             self._selector = Selector(values.size)
-        if self._penalties.active and self._penalised.size != values.size:
-            self._penalised = np.empty(values.size, dtype=np.float32)
         return values
 
     def _uniform(self) -> float:
@@ -148,6 +150,8 @@ class TemperatureSampler:
         """The token at that fraction of the survivors' weights, from the best down, that this draw's number is."""
         best = highest_finite(values)
         if self._penalties.active:
+            if self._penalised.size != values.size:
+                self._penalised = np.empty(values.size, dtype=np.float32)
             np.copyto(self._penalised, values)
             values = self._penalised
             self._penalties.apply(values)
