@@ -65,8 +65,8 @@ class Live:
         self._history: IntArray = np.zeros(context_tokens, dtype=np.int32)
         self.length = 0
         self.logits: FloatArray = np.full(vocab_size, np.nan, dtype=np.float32)
-        self.view: FloatArray = self.logits.view()
-        self.view.flags.writeable = False
+        # Over a read-only buffer, whereas a mere view's owner could be asked to make it writable again.
+        self.view: FloatArray = np.frombuffer(self.logits.data.toreadonly(), dtype=np.float32)
 
     @property
     def tokens(self) -> IntArray:
@@ -74,10 +74,8 @@ class Live:
         return self._history[: self.length]
 
     def frozen_tokens(self) -> IntArray:
-        """An unchanging copy of the history."""
-        tokens = self.tokens.copy()
-        tokens.flags.writeable = False
-        return tokens
+        """A copy of the history that nobody can make writable."""
+        return np.frombuffer(self.tokens.tobytes(), dtype=np.int32)
 
     def starts(self, prompt: IntArray) -> bool:
         """Whether there is a history and the prompt starts with all of it."""

@@ -393,6 +393,21 @@ def test_tokens_is_an_unchanging_view_of_integers():
         bench.runtime.tokens = []
 
 
+def test_neither_tokens_nor_the_samplers_logits_can_be_made_writable():
+    bench = Bench()
+    bench.ask([1])
+    sampler = Scripted(1)
+    bench.ask([2], sampler=sampler)
+    for array in (np.asarray(bench.runtime.tokens), np.asarray(bench.runtime.tokens[:1]), *sampler.seen):
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            array.flags.writeable = True
+    copied = np.array(bench.runtime.tokens)
+    copied[0] = 7
+    assert bench.runtime.tokens == [2, 1]
+    bench.runtime.reset()
+    assert np.asarray(bench.runtime.tokens).shape == (0,)
+
+
 def test_tokens_shows_the_last_commit_during_a_request_and_its_recovery():
     bench = Bench()
     bench.ask([1])
