@@ -169,8 +169,8 @@ def test_what_a_killed_process_left_half_written_is_removed_by_the_next(path: Pa
 @pytest.mark.parametrize("text", ["32G", "-1", "1e9", "0x10", "9" * 30])
 def test_a_cap_that_is_no_number_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PRISM_PACKED_BYTES", text)
-    with open_model(path) as model, pytest.raises(InvalidRequest, match="PRISM_PACKED_BYTES must be a number of bytes"):
-        model.load()
+    with pytest.raises(InvalidRequest, match="PRISM_PACKED_BYTES must be a number of bytes"):
+        loaded(path)
 
 
 def test_a_cap_below_the_models_size_keeps_nothing(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
