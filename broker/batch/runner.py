@@ -30,7 +30,7 @@ from broker.batch.totals import Progress, Speed
 from broker.errors import BrokerUnavailable, InvalidRequest, NotFound, QueueFull, StreamLost
 from broker.events import TERMINAL
 from broker.gateway.config import GatewayConfig
-from broker.gateway.errors import of_error, unknown_model
+from broker.gateway.errors import of_error
 
 __all__ = ["Ended", "Runner"]
 
@@ -139,6 +139,7 @@ class Runner:
         if self._expires_at is not None and self._wall() >= self._expires_at:
             return "expired"
         ended = self._look()
+        self._waiting_for = ""
         self._feed()
         fastest = FASTEST_S + len(self._flying) * EACH_S
         self._pause = fastest if ended else min(SLOWEST_S, max(fastest, self._pause * 1.5))
@@ -151,7 +152,10 @@ class Runner:
             self._check_input()
             workers = self._pool.workers()
             self._lanes.serve(workers)
-            self._waiting_for = "" if workers else "a worker"
+            if not workers:
+                self._waiting_for = "a worker"
+            elif self._waiting_for == BROKER:
+                self._waiting_for = ""
             self._tell(state)
 
     def _tell(self, state: str) -> None:
@@ -261,13 +265,13 @@ class Runner:
             spec = one.line.asked.specs[at]
             try:
                 self._pool.submit(one.requests[at], spec, model=model, group=one.group, deadline_s=left)
-            except (InvalidRequest, NotFound) as error:
-                if isinstance(error, NotFound) and not self._pool.models():
-                    # The pool lost its data, and no worker has come back yet.
-                    raise QueueFull("no worker has joined the pool") from error
-                answer = unknown_model(model) if isinstance(error, NotFound) else of_error(error)
+            except NotFound:
+                # It was known when the batch began: the pool lost its data, and no worker has come back yet.
+                self._waiting_for = f"a worker of {model}"
+                return
+            except InvalidRequest as error:
                 ids = Ids(self._plan.line_id(one.index, one.attempt), one.requests)
-                self._record([refused(one.line.custom_id, one.index, one.attempt, answer, ids)])
+                self._record([refused(one.line.custom_id, one.index, one.attempt, of_error(error), ids)])
                 return
             one.submitted = at + 1
 

@@ -299,6 +299,25 @@ def test_a_pool_that_lost_its_data_costs_no_line(rig: Rig, tmp_path: Path) -> No
     print(f"{len(player.taken)} turns for 40 lines")
 
 
+def test_a_model_that_the_pool_forgot_is_waited_for_and_other_lines_go_on(rig: Rig, tmp_path: Path) -> None:
+    values = [chat(f"c{at}", f"q{at}", model=("large", "small")[at % 2]) for at in range(8)]
+    bench = Bench(rig, tmp_path, values)
+    with Player(rig, "w0", model="large+1", called="large", act=lambda player, claim: True):
+        pass
+    with Player(rig, "w1", model="small+1", called="small"):
+        rig.redis.srem(keys.WORKERS, "w0")
+        running = bench.start()
+        wait_for(lambda: rig.redis.exists(keys.request(bench.request(1))), "the first line")
+        rig.redis.hdel(keys.NAMES, "large")
+        rig.redis.hdel(keys.MODELS, "large+1")
+        rig.redis.delete(*[keys.request(bench.request(line)) for line in (1, 3, 5, 7)])
+        wait_for(lambda: len(ids(part_of(bench.files.output))) == 4, "the small ones")
+        wait_for(lambda: any(one.waiting_for == "a worker of large" for one in bench.seen), "word of it")
+        with Player(rig, "w2", model="large+1", called="large"):
+            assert running.wait().totals.done == 8
+    check_once(bench, 8)
+
+
 def test_an_input_that_changes_under_a_running_batch_stops_it(rig: Rig, tmp_path: Path) -> None:
     bench = Bench(rig, tmp_path, many(20))
     over = threading.Event()
