@@ -7,6 +7,7 @@ allocated once; a `Selector` must not be used by two threads at a time.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +19,12 @@ from prism_core.limits import MAX_VOCAB
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
 
+FLOAT32 = np.dtype(np.float32)
+FewHighest = Callable[[int, int, int, int, int], int]
+"""(address of float32 logits, how many, count, address for int64 ids, address for float32 logits) -> all finite?"""
+
+FEW = 64
+"""The most that are selected at once as lists."""
 GROUPS = 4096
 FEW_GROUPS = 1024
 LOWEST_DIVISOR = 1e-30  # below it, and above its inverse, a quotient needs float64's range
@@ -50,6 +57,37 @@ def refuse(values: npt.NDArray[Any]) -> NoReturn:
     raise SamplerError(f"logit {at} of {values.size} is {values[at]}, but all must be finite")
 
 
+class Few:
+    """Selects up to `FEW` of the highest by a compiled function, if whoever has one has lent it: `lend`.
+
+    An engine that compiles anyway lends its own; without it numpy selects the same ones, in more and longer steps.
+    """
+
+    _lent: FewHighest | None = None
+
+    def __init__(self) -> None:
+        self._ids: IdArray = np.empty(FEW, dtype=np.int64)
+        self._logits: FloatArray = np.empty(FEW, dtype=np.float32)
+        self._addresses = self._ids.ctypes.data, self._logits.ctypes.data
+
+    @classmethod
+    def lend(cls, function: FewHighest | None) -> None:
+        """Has every `Few` of this process select by `function` from now on; None takes it back."""
+        cls._lent = None if function is None else staticmethod(function)
+
+    def select(self, logits: FloatArray, count: int) -> tuple[list[int], list[float]] | None:
+        """Ids and logits of the `count` highest in order; None if this cannot be told so.
+
+        `SamplerError` unless all are finite.
+        """
+        lent = self._lent
+        if lent is None or count > FEW or logits.dtype is not FLOAT32 or logits.strides != (4,):
+            return None
+        if not lent(logits.ctypes.data, logits.size, count, *self._addresses):
+            refuse(logits)
+        return self._ids[:count].tolist(), self._logits[:count].tolist()
+
+
 class Selector:
     """For float32[vocab_size] vectors of finite values (`first`: of any numbers)."""
 
@@ -58,6 +96,7 @@ class Selector:
         self._mask: npt.NDArray[np.bool_] = np.empty(vocab_size, dtype=np.bool_)
         self._maxima: FloatArray = np.empty(GROUPS, dtype=np.float32)
         self._scratch: FloatArray = np.empty(vocab_size, dtype=np.float32)
+        self._few = Few()
         self._dealt: tuple[FloatArray | None, int, FloatArray, FloatArray] = (None, 0, self._scratch, self._scratch)
 
     def first(self, logits: npt.NDArray[Any], best: Any) -> int:
@@ -72,13 +111,21 @@ class Selector:
         return descending(logits[ids], ids)[:count]
 
     def few(self, logits: FloatArray, count: int) -> tuple[list[int], list[float]]:
-        """`highest` with the logits, as lists: the same for a count of some dozens, in fewer and shorter calls."""
-        if count >= self.vocab_size:
-            ids, values = list(range(self.vocab_size)), logits.tolist()
+        """`highest` with the logits, as lists, for a count up to `FEW`; `SamplerError` unless all are finite."""
+        count = min(count, self.vocab_size)
+        selected = self._few.select(logits, count)
+        if selected is not None:
+            return selected
+        if not math.isfinite(np.minimum.reduce(logits)):  # NaN as well; the other infinity would be the best
+            refuse(logits)
+        if count == self.vocab_size:
+            ids, values = list(range(count)), logits.tolist()
         else:
             found = self._candidates(logits, count)
             ids, values = found.tolist(), logits[found].tolist()
         order = sorted(range(len(ids)), key=values.__getitem__, reverse=True)[:count]  # keeps equals in order
+        if not math.isfinite(values[order[0]]):
+            refuse(logits)
         return [ids[at] for at in order], [values[at] for at in order]
 
     def _candidates(self, logits: FloatArray, count: int) -> IdArray:
@@ -115,7 +162,7 @@ class Selector:
         maxima.partition(groups - count)
         return maxima[groups - count]
 
-    def mass(self, logits: FloatArray, best: np.float32, temperature: float) -> float:
+    def mass(self, logits: FloatArray, best: float, temperature: float) -> float:
         """The sum of exp((logit - best) / temperature) over the whole vocabulary, to float32's accuracy."""
         with np.errstate(over="ignore"):  # a logit far below the best becomes -inf: its weight is 0 as it should be
             np.subtract(logits, best, out=self._scratch)

@@ -15,8 +15,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from prism_core.candidates import Few
 from prism_core.decoder import Decoder, FloatArray
-from prism_core.errors import DecoderError
+from prism_core.errors import DecoderError, SamplerError
 from prism_core.limits import Limits
 from prism_core.prefixes import SavedPrefixes, Snapshot
 from prism_core.validation import IntArray
@@ -65,6 +66,8 @@ class Live:
         self._history: IntArray = np.zeros(context_tokens, dtype=np.int32)
         self.length = 0
         self.logits: FloatArray = np.full(vocab_size, np.nan, dtype=np.float32)
+        self._few = Few()
+        self._best: int | None = None
         # Over a read-only buffer, whereas a mere view's owner could be asked to make it writable again.
         self.view: FloatArray = np.frombuffer(self.logits.data.toreadonly(), dtype=np.float32)
 
@@ -88,11 +91,19 @@ class Live:
 
     def invalidate(self) -> None:
         """Makes every logit NaN, so that a decoder's short write cannot pass for an answer."""
+        self._best = None
         self.logits.fill(np.nan)
 
     def require_logits(self) -> None:
-        """`DecoderError` unless every logit is finite; two passes, because min and max let NaN through."""
-        if not (math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))):
+        """`DecoderError` unless every logit is finite; in two passes, because min and max let NaN through, or in one
+        that tells the best as well."""
+        try:
+            selected = self._few.select(self.logits, 1)
+        except SamplerError:
+            selected = None
+        if selected is not None:
+            self._best = selected[0][0]
+        elif not (math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))):
             at = int(np.isfinite(self.logits).argmin())
             raise DecoderError(
                 f"the decoder left {self.logits[at]} as logit {at} of {self.logits.size}: all must be finite"
@@ -100,10 +111,11 @@ class Live:
 
     def highest(self, logits: FloatArray) -> int:
         """Greedy over `view`, whose values are known to be finite; numpy's argmax would copy a read-only array."""
-        return int(self.logits.argmax())
+        return int(self.logits.argmax()) if self._best is None else self._best
 
     def load(self, snapshot: Snapshot) -> None:
         """Becomes the snapshot; one without logits leaves NaN."""
+        self._best = None
         self.length = 0
         self.extend(snapshot.tokens, snapshot.tokens.size)
         self.logits[:] = np.nan if snapshot.logits is None else snapshot.logits

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from prism_core.candidates import FloatArray, IdArray, Selector, as_vector, highest_finite, refuse
+from prism_core.candidates import FEW, FLOAT32, FloatArray, IdArray, Selector, as_vector, highest_finite
 from prism_core.errors import InvalidRequest
 from prism_core.limits import MAX_VOCAB
 from prism_core.penalties import Penalties
@@ -24,11 +24,9 @@ from prism_core.spread import Spread
 from prism_core.survivors import Gaps, Survivors
 from prism_core.validation import in_vocabulary, integer, integers, number
 
-FEW = 64  # candidates that are looked at in plain Python
 MORE = 1024  # candidates that are looked at without a top-k, if the few do not tell
 MOST = 16_384  # candidates that are put in order; a draw from more of them is left to `Spread`
 UNIFORMS_PER_BLOCK = 64  # a multiple of the 4 words that one step of Philox's counter gives
-FLOAT32 = np.dtype(np.float32)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -139,54 +137,51 @@ class TemperatureSampler:
 
     def _draw_simply(self, values: FloatArray) -> int:
         """`_draw` for a small top-k without penalties, with as few calls as can be: it runs once a token."""
-        if not math.isfinite(np.minimum.reduce(values)):  # NaN as well; the other infinity would be the best
-            refuse(values)
-        ids, best = self._selector.few(values, self._top_k)
-        if not math.isfinite(best[0]):
-            refuse(values)
-        return ids[self._survivors.place_few(best, self._uniform())]
+        ids, logits = self._selector.few(values, self._top_k)
+        return ids[self._survivors.place_few(logits, self._uniform())]
 
     def _draw(self, values: FloatArray) -> int:
         """The token at that fraction of the survivors' weights, from the best down, that this draw's number is."""
-        best = highest_finite(values)
         if self._penalties.active:
+            highest_finite(values)
             if self._penalised.size != values.size:
                 self._penalised = np.empty(values.size, dtype=np.float32)
             np.copyto(self._penalised, values)
             values = self._penalised
             self._penalties.apply(values)
-            best = np.maximum.reduce(values)
         if self._temperature == 0:
-            return self._selector.first(values, best)
+            return self._selector.first(values, highest_finite(values))
         top_k = self._top_k if 0 < self._top_k < values.size else values.size
         if top_k <= FEW:
             ids, logits = self._selector.few(values, top_k)
             return ids[self._survivors.place_few(logits, self._uniform())]
         if top_k == values.size:
-            token = self._draw_from_few(values, best, self._uniform())
+            token = self._draw_from_few(values, self._uniform())
             if token is not None:
                 return token
+        else:
+            highest_finite(values)
         if top_k > MOST:
             return self._draw_from_all(values, top_k, self._uniform())
         found = self._selector.highest(values, top_k)
-        gaps = _gaps(values, found, best)
+        gaps = _gaps(values, found)
         kept = self._survivors.kept(gaps)
         return int(found[self._survivors.place(gaps[:kept], self._uniform())])
 
-    def _draw_from_few(self, values: FloatArray, best: np.float32, uniform: float) -> int | None:
+    def _draw_from_few(self, values: FloatArray, uniform: float) -> int | None:
         """Without top-k: the same token, if a limited number of the best hold the cut, or the draw; else None."""
         survivors = self._survivors
-        mass = self._selector.mass(values, best, 1.0 if survivors.cuts else survivors.divisor)
+        ids, logits = self._selector.few(values, FEW)
+        mass = self._selector.mass(values, logits[0], 1.0 if survivors.cuts else survivors.divisor)
         # No weight is above 1, so a sum of weights needs as many candidates at least; min-p alone may cut earlier.
         least = mass * (survivors.top_p if survivors.cuts else uniform) if survivors.min_p == 0 else 0.0
         if least < FEW:
-            ids, logits = self._selector.few(values, FEW)
             place = survivors.place_few(logits, uniform, mass)
             if place < FEW:
                 return ids[place]
         if least < MORE < values.size:
             found = self._selector.highest(values, MORE)
-            gaps = _gaps(values, found, best)
+            gaps = _gaps(values, found)
             if not survivors.cuts:
                 place = survivors.place(gaps, uniform, mass)
             else:
@@ -211,9 +206,11 @@ class TemperatureSampler:
         )
 
 
-def _gaps(values: FloatArray, ids: IdArray, best: np.float32) -> Gaps:
-    """How far each logit is below the best, at most 0."""
-    return values[ids].astype(np.float64) - float(best)
+def _gaps(values: FloatArray, ids: IdArray) -> Gaps:
+    """How far each logit is below the first, which is the best; at most 0."""
+    gaps: Gaps = values[ids].astype(np.float64)
+    gaps -= gaps[0]
+    return gaps
 
 
 def real(name: str, value: object, limit: str, holds: Callable[[float], bool]) -> float:

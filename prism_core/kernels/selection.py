@@ -1,0 +1,65 @@
+"""The few highest of a vocabulary's logits, and whether all are finite, in one pass over them.
+
+The order is that of `candidates`: highest first (+0 equals -0), then the lower id. Blocks whose highest does not reach
+what is held already are passed over, so that after the first some blocks hardly anything but the reading is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from prism_core.kernels.jit import device, kernel
+from prism_core.kernels.memory import load_f32, load_i64, load_u32, store_f32, store_i64
+from prism_core.kernels.simd import and_, as_i32x16, load_f32x16, max_lanes, maximum, splat_i32x16
+
+BLOCK = 128
+_MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
+_NOTHING = np.float32(-np.inf)
+
+
+@device
+def _take(
+    logits: Any, begin: Any, end: Any, count: Any, ids: Any, values: Any, held: Any, least: Any
+) -> tuple[Any, Any]:
+    """Insert what belongs among the highest; (how many are held, the lowest of them if they are `count`)."""
+    for at in range(begin, end):
+        value = load_f32(logits + 4 * at)
+        if held < count or value > least:
+            place = min(held, count - 1)
+            while place > 0 and load_f32(values + 4 * (place - 1)) < value:
+                store_f32(values + 4 * place, load_f32(values + 4 * (place - 1)))
+                store_i64(ids + 8 * place, load_i64(ids + 8 * (place - 1)))
+                place -= 1
+            store_f32(values + 4 * place, value)
+            store_i64(ids + 8 * place, at)
+            held = min(held + 1, count)
+            if held == count:
+                least = load_f32(values + 4 * (count - 1))
+    return held, least
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def few_highest(logits: Any, size: Any, count: Any, ids: Any, values: Any) -> Any:
+    """Write ids (int64) and values (float32) of the `count` highest of `size` float32 logits, 1 <= count <= size.
+
+    Gives 1, or 0 if a logit is not finite: what is written then means nothing.
+    """
+    held, least = 0, _NOTHING
+    worst = splat_i32x16(0)
+    whole = size - size % BLOCK
+    for begin in range(0, whole, BLOCK):
+        address = logits + 4 * begin
+        top = load_f32x16(address)
+        for at in range(0, BLOCK, 16):
+            vector = load_f32x16(address + 4 * at)
+            worst = maximum(worst, and_(as_i32x16(vector), splat_i32x16(_MAGNITUDE)))
+            top = maximum(top, vector)
+        if held < count or max_lanes(top) > least:
+            held, least = _take(logits, begin, begin + BLOCK, count, ids, values, held, least)
+    finite = max_lanes(worst) < _INFINITY
+    for at in range(whole, size):
+        finite = finite and (load_u32(logits + 4 * at) & _MAGNITUDE) < _INFINITY
+    _take(logits, whole, size, count, ids, values, held, least)
+    return 1 if finite else 0
