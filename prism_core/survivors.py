@@ -33,9 +33,9 @@ class Survivors:
         """
         best, kept = logits[0], len(logits)
         odds = [math.exp(logit - best) for logit in logits]
+        summed = list(accumulate(odds))
         if self.cuts:
             if self.top_p < 1:
-                summed = list(accumulate(odds))
                 kept = min(kept, bisect_left(summed, self.top_p * (mass or summed[-1])) + 1)
             while odds[kept - 1] < self.min_p:
                 kept -= 1
@@ -43,10 +43,9 @@ class Survivors:
                 return kept
             mass = None
         if self.divisor != 1.0:
-            odds = [math.exp((logit - best) / self.divisor) for logit in logits]
-        summed = list(accumulate(odds[:kept]))
+            summed = list(accumulate(math.exp((logit - best) / self.divisor) for logit in logits[:kept]))
         if mass is None:
-            return min(bisect_right(summed, uniform * summed[-1]), kept - 1)
+            return min(bisect_right(summed, uniform * summed[kept - 1], 0, kept), kept - 1)
         return bisect_right(summed, uniform * mass)
 
     def kept(self, gaps: Gaps, mass: float | None = None) -> int:
