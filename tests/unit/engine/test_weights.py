@@ -221,6 +221,21 @@ def test_a_folder_that_cannot_be_written_costs_memory_only(path: Path, home: Pat
     assert np.array_equal(logits_of(path), private)
 
 
+def test_a_disk_without_room_costs_memory_only(path: Path, home: Path) -> None:
+    # a limit on the size of files fails like a full disk, when room for the file is asked for
+    script = (
+        "import resource, sys; from prism_core import open_model; from tests.unit.engine.stepping import after\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "model = open_model(sys.argv[1]); ids = [int(n) for n in sys.argv[2:]]\n"
+        "logits = after(model.decoder(), ids); assert not model._weights.shared; print(logits.tobytes().hex())"
+    )
+    command = [sys.executable, "-c", script, str(path), *map(str, IDS)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert packed(home) == []
+    assert np.array_equal(np.frombuffer(bytes.fromhex(ended.stdout), np.float32), logits_of(path))
+
+
 def test_an_interrupted_pack_leaves_nothing_behind(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = weights.Layout.pack
 

@@ -47,9 +47,9 @@ class Forward:
         self.arch = self.file.architecture
         self.layers = self.key("block_count") - self.key("nextn_predict_layers", 0)
         self.width = self.key("embedding_length")
-        self.heads = self.key("attention.head_count")
-        self.kv_heads = self.key("attention.head_count_kv", self.heads)
-        self.dim = self.key("attention.key_length", self.width // self.heads)
+        self.heads = self.per_layer("attention.head_count")
+        self.kv_heads = self.per_layer("attention.head_count_kv", self.heads)
+        self.dim = self.key("attention.key_length", self.width // self.heads[0])
         self.eps = self.key("attention.layer_norm_rms_epsilon")
         self.activation = activation or (gelu if self.arch == "gemma3" else silu)
         self.past: list[dict[str, Any]] = [{"k": [], "v": []} for _ in range(self.layers)]
@@ -59,6 +59,10 @@ class Forward:
     def key(self, name: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.arch}.{name}", default)
 
+    def per_layer(self, name: str, default: Any = None) -> list[int]:
+        value = self.key(name, default)
+        return [int(n) for n in value] if hasattr(value, "__len__") else [int(value)] * self.key("block_count")
+
     def has(self, name: str) -> bool:
         return name in self.file.tensors
 
@@ -66,8 +70,12 @@ class Forward:
         if name not in self._matrices:
             info = self.file.tensors[name]
             flat = dequantize(info.type, info.data, info.elements).astype(np.float64)
-            self._matrices[name] = flat.reshape(info.shape[::-1])
+            rows = [n for n in info.shape[1:] if n > 1]
+            self._matrices[name] = flat.reshape(*rows[::-1], info.shape[0])
         return self._matrices[name]
+
+    def vector(self, name: str) -> Array:
+        return self.tensor(name).reshape(-1)
 
     # -- the rotation of Hadamard files, by its matrix ------------------------------------------------------------
 
@@ -95,14 +103,14 @@ class Forward:
         return np.asarray((x.reshape(-1, block) @ sylvester(block).T).reshape(-1))
 
     def times(self, name: str, x: Array) -> Array:
-        result = self.tensor(name) @ self.turned(name, x)
+        result = np.atleast_1d(self.tensor(name) @ self.turned(name, x))
         bias = name.replace(".weight", ".bias")
-        return np.asarray(result + self.tensor(bias) if self.has(bias) else result)
+        return np.asarray(result + self.vector(bias) if self.has(bias) else result)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def norm(self, x: Array, name: str) -> Array:
-        return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps) * self.tensor(name))
+        return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps) * self.vector(name))
 
     def angles(self, *, local: bool) -> tuple[Array, float]:
         """Angles of this position, and the magnitude of cos and sin."""
@@ -111,13 +119,13 @@ class Forward:
         t = self.position * base ** (-2.0 * np.arange(n // 2) / n)
         kind, factor = (
             self.key("rope.scaling.type", "linear"),
-            self.key("rope.scaling.factor", self.key("rope.scale_linear", 1.0)),
+            self.key("rope.scaling.factor", self.key("rope.scale_linear", 1.0) or 1.0),
         )
         magnitude = 1.0
         if not local and kind == "linear":
             t = t / factor
         elif not local and kind == "yarn":
-            original = self.key("rope.scaling.original_context_length")
+            original = self.key("rope.scaling.original_context_length", self.key("context_length"))
 
             def corner(turns: float) -> float:
                 return float(n * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)))
@@ -127,7 +135,7 @@ class Forward:
             t = t / factor * (1 - ramp) + t * ramp
             magnitude = (1 + 0.1 * math.log(factor)) * self.key("rope.scaling.attn_factor", 1.0)
         if self.has("rope_freqs.weight"):
-            t = t / self.tensor("rope_freqs.weight")
+            t = t / self.vector("rope_freqs.weight")
         return t, magnitude
 
     def rope(self, x: Array, *, local: bool = False) -> Array:
@@ -150,7 +158,7 @@ class Forward:
         keys, values = np.stack(past["k"][first:]), np.stack(past["v"][first:])
         out = np.empty_like(q)
         for head in range(len(q)):
-            source = head // (self.heads // self.kv_heads)
+            source = head // (len(q) // len(k))
             scores = keys[:, source] @ q[head] * scale
             weights = np.exp(scores - scores.max())
             out[head] = weights / weights.sum() @ values[:, source]
@@ -161,11 +169,11 @@ class Forward:
         if self.arch == "gemma3":
             pattern, window = self.key("attention.sliding_window_pattern", 6), self.key("attention.sliding_window", 0)
             local = window > 0 and layer % pattern < pattern - 1
-        q = self.times(f"{at}attn_q.weight", a).reshape(self.heads, -1)
+        q = self.times(f"{at}attn_q.weight", a).reshape(self.heads[layer], -1)
         gate = q[:, self.dim :]
         q = q[:, : self.dim]
-        k = self.times(f"{at}attn_k.weight", a).reshape(self.kv_heads, self.dim)
-        v = self.times(f"{at}attn_v.weight", a).reshape(self.kv_heads, self.dim)
+        k = self.times(f"{at}attn_k.weight", a).reshape(self.kv_heads[layer], self.dim)
+        v = self.times(f"{at}attn_v.weight", a).reshape(self.kv_heads[layer], self.dim)
         if self.has(f"{at}attn_q_norm.weight"):
             q, k = self.norm(q, f"{at}attn_q_norm.weight"), self.norm(k, f"{at}attn_k_norm.weight")
         q, k = self.rope(q, local=local), self.rope(k, local=local)
@@ -174,14 +182,20 @@ class Forward:
             out = out / (1 + np.exp(-gate.reshape(-1)))
         return self.times(f"{at}attn_output.weight", out)
 
+    def recurrent(self, layer: int) -> bool:
+        listed = self.key("attention.recurrent_layers")
+        if listed is not None:
+            return bool(listed[layer])
+        return (layer + 1) % int(self.key("full_attention_interval", 4)) != 0
+
     def delta_net(self, layer: int, a: Array) -> Array:
         at, past = f"blk.{layer}.", self.past[layer]
         groups, heads, size = (self.key(f"ssm.{n}") for n in ("group_count", "time_step_rank", "state_size"))
         u = self.times(f"{at}attn_qkv.weight", a)
         z = self.times(f"{at}attn_gate.weight", a).reshape(heads, size)
-        beta = 1 / (1 + np.exp(-self.tensor(f"{at}ssm_beta.weight") @ a))
-        x = self.tensor(f"{at}ssm_alpha.weight") @ a + self.tensor(f"{at}ssm_dt.bias")
-        g = self.tensor(f"{at}ssm_a") * np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20))))
+        beta = 1 / (1 + np.exp(-self.times(f"{at}ssm_beta.weight", a)))
+        x = self.times(f"{at}ssm_alpha.weight", a) + self.vector(f"{at}ssm_dt.bias")
+        g = self.vector(f"{at}ssm_a") * np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20))))
         window = [*past.setdefault("u", [np.zeros_like(u)] * 3), u]
         past["u"] = window[1:]
         c = silu(np.asarray(sum(self.tensor(f"{at}ssm_conv1d.weight")[:, tap] * window[tap] for tap in range(4))))
@@ -206,6 +220,7 @@ class Forward:
 
     def logits(self, token: int) -> Array:
         x = self.tensor("token_embd.weight")[token].copy()
+        x = np.atleast_1d(x)
         spec = self.file.hadamard
         if spec is not None and "token_embd.weight" in spec.inverse_weight_names:
             x = self.signs(self.width) * self.transform(x)
@@ -213,7 +228,7 @@ class Forward:
             x = x * math.sqrt(self.width)
         for layer in range(self.layers):
             at = f"blk.{layer}."
-            recurrent = self.arch == "qwen35" and (layer + 1) % self.key("full_attention_interval", 4) != 0
+            recurrent = self.arch == "qwen35" and self.recurrent(layer)
             a = self.norm(x, f"{at}attn_norm.weight")
             mixed = self.delta_net(layer, a) if recurrent else self.attention(layer, a)
             if self.arch == "gemma3":
