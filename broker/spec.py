@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -198,7 +197,7 @@ def _integer(spec: RequestSpec, name: str, low: int, high: int) -> None:
 
 def _number(spec: RequestSpec, name: str, low: float, high: float, *, open_low: bool = False) -> None:
     value = getattr(spec, name)
-    fits = type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    fits = type(value) in (int, float) and low <= value <= high  # NaN is in no range
     if not fits or (open_low and value == low):
         bound = f"above {low:g} up to {high:g}" if open_low else f"from {low:g} to {high:g}"
         raise InvalidRequest(f"{name} must be a number {bound}, got {_short(value)}")
@@ -219,5 +218,8 @@ def _encodable(text: str, what: str) -> None:
 
 
 def _short(value: object) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of more digits than Python writes out
+        return "a value too long to show"
     return shown if len(shown) <= 60 else shown[:57] + "..."
