@@ -20,8 +20,8 @@ from tests.unit.models.mutations import FAMILIES, Case, at_random, huge
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 60.0
-EACH_NTH = 97
-RANDOM_CASES, ALL_RANDOM_CASES = 32, 1500
+EACH_NTH = 41
+RANDOM_CASES, ALL_RANDOM_CASES = 48, 1500
 SEED = 20
 
 
