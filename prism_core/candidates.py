@@ -81,7 +81,7 @@ class Few:
         `SamplerError` unless all are finite.
         """
         lent = self._lent
-        if lent is None or count > FEW or logits.dtype is not FLOAT32 or logits.strides != (4,):
+        if lent is None or count > min(FEW, logits.size) or logits.dtype is not FLOAT32 or logits.strides != (4,):
             return None
         if not lent(logits.ctypes.data, logits.size, count, *self._addresses):
             refuse(logits)

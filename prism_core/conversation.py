@@ -67,7 +67,7 @@ class Live:
         self.length = 0
         self.logits: FloatArray = np.full(vocab_size, np.nan, dtype=np.float32)
         self._few = Few()
-        self._best: int | None = None
+        self._best: int | None  # known when `require_logits` or `load` has been there, as for any history
         # Over a read-only buffer, whereas a mere view's owner could be asked to make it writable again.
         self.view: FloatArray = np.frombuffer(self.logits.data.toreadonly(), dtype=np.float32)
 
@@ -91,7 +91,6 @@ class Live:
 
     def invalidate(self) -> None:
         """Makes every logit NaN, so that a decoder's short write cannot pass for an answer."""
-        self._best = None
         self.logits.fill(np.nan)
 
     def require_logits(self) -> None:
@@ -101,9 +100,10 @@ class Live:
             selected = self._few.select(self.logits, 1)
         except SamplerError:
             selected = None
-        if selected is not None:
-            self._best = selected[0][0]
-        elif not (math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))):
+        self._best = None if selected is None else selected[0][0]
+        if selected is None and not (
+            math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))
+        ):
             at = int(np.isfinite(self.logits).argmin())
             raise DecoderError(
                 f"the decoder left {self.logits[at]} as logit {at} of {self.logits.size}: all must be finite"

@@ -45,7 +45,7 @@ QUICK = [
     "refusals",
     "decoder_base",
 ]
-THOROUGH = ["memory", "sampling", "any_instruction", "interruptions"]
+THOROUGH = ["memory", "sampling", "spread", "selection", "any_instruction", "interruptions"]
 NOTHING_RAN = (3, 4, 5)  # pytest's exit codes for an internal error, a wrong call and no test at all
 SLOWEST = 10.0  # how many times the unchanged tests' time a mutant may take before it counts as hanging
 
