@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from ops.bench import synthetic
 from tests.unit.engine.stepping import ARCHITECTURES
+from tests.unit.models.mutations import shape_at_random
 
 FIXTURES = [
     *(f"{name}-q8_0" for name in ARCHITECTURES),
@@ -56,6 +60,18 @@ def test_tiny_models_stay_inside_their_buffers(data: Path) -> None:
 def test_odd_shapes_stay_inside_their_buffers(tmp_path: Path) -> None:
     files = [synthetic.build(tmp_path / f"{name}.gguf", **options) for name, options in ODD.items()]
     run_guarded("packed", *files)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_random_shapes_stay_inside_their_buffers(tmp_path: Path, first: int) -> None:
+    files = []
+    for seed in range(first, first + 20):
+        architecture, options = shape_at_random(np.random.default_rng([seed, 7]))
+        files.append(synthetic.build(tmp_path / f"{seed}.gguf", architecture, seed=seed, **options))
+    run_guarded("packed", *files)
+    run_guarded("exact", *files)
 
 
 def test_float32_weights_and_cache_stay_inside_their_buffers(data: Path) -> None:

@@ -290,32 +290,40 @@ FAMILIES = {"hyperparameters": hyperparameters, "shapes": shapes, "types": types
 FAMILIES |= {"tokenizers": tokenizers}
 
 
-def at_random(seed: int) -> Callable[[Path], Path | None]:
-    """Some shape of some architecture in some types, with up to two keys that are extreme."""
-    draw = np.random.default_rng([seed, 99])
+def shape_at_random(draw: np.random.Generator) -> tuple[str, dict[str, Any]]:
+    """An architecture, and `synthetic.build` options of a small shape in up to three types that its rows can hold."""
 
     def one(values: Sequence[Any]) -> Any:
         return values[int(draw.integers(len(values)))]
 
-    a = one(ARCHITECTURES)
-    kv_heads, dim = one([1, 1, 2, 3]), one([2, 8, 16, 18, 32, 64, 128, 130])
-    if a == "qwen35":
-        dim = one([4, 8, 12, 32, 36, 128])  # half of it turns, which must be even
+    a, kv_heads = one(ARCHITECTURES), one([1, 1, 2, 3, 5])
+    # of a hybrid's heads half turns, which must be an even number
+    dim = one([4, 8, 12, 32, 36, 64, 128, 132] if a == "qwen35" else [2, 6, 8, 16, 18, 30, 32, 34, 64, 96, 128, 130])
     options: dict[str, Any] = {
-        "heads": kv_heads * one([1, 2, 3, 7]), "kv_heads": kv_heads, "head_dim": dim, "seed": seed,
-        "context": one([1, 31, 32, 33, 2048]), "embd": one([1, 32, 64, 72, 96, 256]), "layers": one([1, 2, 4, 5]),
-        "ffn": one([1, 32, 96, 100, 256]), "vocab": one([364, 400, 517]), "tied": one([None, True, False]),
+        "heads": kv_heads * one([1, 2, 3, 7, 16]), "kv_heads": kv_heads, "head_dim": dim, "vocab": one([364, 400, 517]),
+        "embd": one([1, 17, 31, 32, 33, 64, 72, 96, 128, 256]), "ffn": one([1, 7, 32, 33, 96, 100, 128, 256]),
+        "layers": 4 if a == "qwen35" else one([1, 2]), "tied": one([None, True, False]),
     }  # fmt: skip
     if a == "qwen35":
         groups = one([1, 2, 3])
         options |= {"key_heads": groups, "value_heads": groups * one([1, 2, 3]), "state": one([32, 64, 96])}
     kinds = [one([kind for kind in TYPES if fits(kind, options)]) for _ in range(3)]
+    return a, options | {"type": lambda name: kinds[len(name) % 3]}
+
+
+def at_random(seed: int) -> Callable[[Path], Path | None]:
+    """Some shape of some architecture in some types, with up to two keys that are extreme."""
+    draw = np.random.default_rng([seed, 99])
+    a, options = shape_at_random(draw)
+
+    def one(values: Sequence[Any]) -> Any:
+        return values[int(draw.integers(len(values)))]
+
     extra = {}
     for _ in range(one([0, 0, 1, 2])):
         key = one([*INTEGER_KEYS, *REAL_KEYS, *OWN_INTEGERS.get(a, ()), *OWN_REALS.get(a, ())])
         extra[f"{a}.{key}"] = one([*INTEGERS, *REALS])
-    options |= {"type": lambda name: kinds[len(name) % 3], "extra": extra}
-    return with_shape(a, **options)
+    return with_shape(a, context=one([1, 31, 32, 33, 2048]), extra=extra, seed=seed, **options)
 
 
 def fits(kind: str, options: dict[str, Any]) -> bool:
