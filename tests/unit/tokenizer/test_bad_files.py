@@ -109,6 +109,14 @@ def test_what_is_merely_odd_is_accepted():
     assert tokenizer.encode("hello") == Tokenizer.from_metadata(BPE).encode("hello")
 
 
+@pytest.mark.parametrize("merges", [["a b", "b c", "b c"], ["a b", "b c", "a b", "b c"], ["a b", "b c"]])
+def test_a_merge_that_is_listed_twice_has_the_rank_of_its_first_mention(merges):
+    tokens = [*BPE["tokenizer.ggml.tokens"], "ab", "bc"]
+    kinds = [*BPE["tokenizer.ggml.token_type"].tolist(), 1, 1]
+    tokenizer = Tokenizer.from_metadata(changed(BPE, tokens=tokens, token_type=kinds, merges=merges))
+    assert [tokens[index] for index in tokenizer.encode("abc")] == ["ab", "c"]
+
+
 def test_an_embedding_with_more_rows_than_tokens_decodes_them_to_nothing():
     tokenizer = Tokenizer.from_metadata(BPE)
     assert tokenizer.token_bytes(COUNT) == b""
