@@ -61,8 +61,8 @@ class Figure:
 class Bench:
     """One pool, measured."""
 
-    def __init__(self, client: Client, supervisor: Supervisor, model: Any) -> None:
-        self.client, self.supervisor, self.model = client, supervisor, model
+    def __init__(self, client: Client, workers: int, model: Any) -> None:
+        self.client, self.workers, self.model = client, workers, model
         self.runtime = Runtime(model.decoder(), Limits(model.context_tokens, 8, 1 << 30))
 
     def overhead(self, rounds: int) -> list[Figure]:
@@ -148,9 +148,9 @@ class Bench:
         return running.lease.pid
 
     def wait_for_workers(self) -> None:
-        """Until both workers are members again and idle."""
+        """Until all workers are members again and idle."""
         deadline = time.monotonic() + 300
-        while sum(worker.state == "idle" for worker in self.client.workers()) < 2:
+        while sum(worker.state == "idle" for worker in self.client.workers()) < self.workers:
             if time.monotonic() > deadline:
                 raise TimeoutError("the workers did not come up within 300 s")
             time.sleep(0.05)
@@ -168,19 +168,19 @@ def quantile(values: list[float], part: float) -> float:
 
 
 @contextlib.contextmanager
-def pool_of(path: Path, opener: str, context: int | None) -> Iterator[tuple[Bench, float]]:
-    """A fresh pool of two workers, and the seconds that its broker took to start."""
+def pool_of(path: Path, opener: str, context: int | None, *, workers: int = 2) -> Iterator[tuple[Bench, float]]:
+    """A fresh pool of one-thread workers, and the seconds that its broker took to start."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as home:
         began = time.monotonic()
         share = embedded.ensure(Path(home), idle_s=1.0)
         started = time.monotonic() - began
         config = WorkerConfig(model=str(path), redis_url=share.url, context_tokens=context)
-        supervisor = Supervisor(config, 2, opener=opener)
+        supervisor = Supervisor(config, workers, opener=opener)
         watcher = threading.Thread(target=supervisor.run, name="supervisor")
         watcher.start()
         try:
             with Client(share.url) as client:
-                bench = Bench(client, supervisor, resolve(opener)(str(path), threads=1, context_tokens=context))
+                bench = Bench(client, workers, resolve(opener)(str(path), threads=1, context_tokens=context))
                 bench.wait_for_workers()
                 yield bench, started
         finally:
