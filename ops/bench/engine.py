@@ -104,15 +104,19 @@ class Player:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
         )
-        self.ready_seconds = float(self._answer()["ready_seconds"])
+        self.ready_seconds = float(self.answer()["ready_seconds"])
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        self.tell(order)
+        return self.answer()
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Begin an order without waiting; `answer` waits."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:

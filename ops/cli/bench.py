@@ -29,14 +29,41 @@ def engine(
     """Tokens per second of prefill and decode, with a peer in turn on the same file."""
     from ops.bench.engine import bench_engine
 
-    if peer not in (None, "llama.cpp"):
-        raise typer.BadParameter(f"peer must be llama.cpp, got {peer!r}")
+    check_peer(peer)
     with progress() as report:
         found = bench_engine(resolve(model), threads=threads, rounds=rounds, peer=peer, short=short, report=report)
     if as_json:
         print_json(found.as_json())
     else:
         print(found.as_markdown())
+
+
+@app.command()
+def sharing(
+    model: Annotated[str, typer.Argument(help="A path or a pulled name.")],
+    peer: Annotated[str | None, typer.Option(help="Compare with `llama.cpp` (the extra `bench`).")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of each question.")] = 3,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Workers, and slots of the peer.")] = 2,
+    threads: options.Threads = 2,
+    as_json: options.Json = False,
+) -> None:
+    """What two processes, a busy neighbour and a queue make of the speed, with a peer in turn."""
+    from ops.bench.sharing import bench_sharing
+
+    check_peer(peer)
+    with progress() as report:
+        found = bench_sharing(
+            resolve(model), threads=threads, workers=workers, rounds=rounds, peer=peer, report=report
+        )  # fmt: skip
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print(found.as_markdown())
+
+
+def check_peer(peer: str | None) -> None:
+    if peer not in (None, "llama.cpp"):
+        raise typer.BadParameter(f"peer must be llama.cpp, got {peer!r}")
 
 
 @app.command()
