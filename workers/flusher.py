@@ -6,12 +6,14 @@ carries everything that came meanwhile, tokens merged into one delta. Whatever t
 fenced) reaches the turn's cancellation object before the next decoder step; after a silence of `poll_s` it is asked.
 The decoder's thread never waits for the flusher's: it takes no lock in Python (a thread that the system sets aside
 while it holds one would hold up the decoder too), and the flusher is kicked when a step begins, not when a token is
-emitted, so that the two never want the interpreter at the same time.
+emitted, so that the two never want the interpreter at the same time. Every append costs the decoder something (two
+cores, one interpreter), so a decoder faster than `APART_S` a step has its tokens sent two or more at a time.
 Not promised: that an emitted token is stored when `token` returns; `flush` waits for that.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -28,6 +30,7 @@ from prism_core.errors import Cancelled
 from workers.cancellation import Halt, TurnCancellation
 
 POLL_S = 0.05
+APART_S = 0.005  # half of what a cancellation may take beyond a step, and less than a reader can see
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 1.0
@@ -80,6 +83,7 @@ class Flusher:
         self._clock = clock
         self._inbox: deque[_Item] = deque()  # filled by any thread, emptied by the flusher's
         self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._kicked = -math.inf
         self._pending: deque[bytes | _Token | _Mark] = deque()  # taken from the inbox, not yet numbered
         # Every event of this claim with the tokens up to it; the first one is number claim.ev + 1.
         self._sent: list[tuple[bytes, int]] = []
@@ -104,15 +108,19 @@ class Flusher:
     def event(self, payload: bytes) -> None:
         """Queues a ready event, such as `start`, and sends it now."""
         self._put(payload)
-        self.kick()
+        self._kicks.put(None)
 
     def token(self, token: int, text: str, logprob: Any = None) -> None:
         """Queues one emitted token and the text that it released; it travels from the next kick on."""
         self._put(_Token([token], text, logprob))
 
     def kick(self) -> None:
-        """Sends what is queued: called as a decoder step begins."""
-        self._kicks.put(None)
+        """Sends what is queued, unless that was done within `APART_S`: called as a decoder step begins."""
+        if self._inbox:
+            now = self._clock()
+            if now - self._kicked >= APART_S:
+                self._kicked = now
+                self._kicks.put(None)
 
     def tail(self, text: str) -> None:
         """Queues text that was held back, after the last token."""
@@ -176,7 +184,7 @@ class Flusher:
 
     def _ask(self, item: _Item) -> None:
         self._inbox.append(item)
-        self.kick()
+        self._kicks.put(None)
 
     def _has_room(self) -> bool:
         away = self._away_since

@@ -17,7 +17,7 @@ from tests.brokers import PrivateBroker
 from tests.pool import wait_for
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt, Progress, TurnCancellation
-from workers.flusher import MAX_EVENTS_PER_APPEND, Flusher
+from workers.flusher import APART_S, MAX_EVENTS_PER_APPEND, Flusher
 
 
 class Wire:
@@ -112,6 +112,33 @@ def test_a_token_waits_for_the_kick_of_the_next_step(stage: Make):
     assert not on.wire.entered.wait(0.05)
     on.flusher.kick()
     assert on.wire.entered.wait(20)
+
+
+def test_a_fast_decoder_has_its_tokens_sent_a_few_at_a_time(stage: Make):
+    now = [100.0]
+    on = stage(poll_s=3600.0, clock=lambda: now[0])
+    on.flusher.token(1, "a")
+    on.flusher.kick()
+    wait_for(lambda: on.ids() == [1], "the first token, which waits for nobody")
+    on.wire.entered.clear()
+    for token in (2, 3):
+        now[0] += APART_S / 4
+        on.flusher.token(token, "b")
+        on.flusher.kick()
+    assert not on.wire.entered.wait(0.05)
+    now[0] += APART_S
+    on.flusher.kick()
+    wait_for(lambda: on.ids() == [1, 2, 3], "the others")
+    assert [event.data["n"] for event in on.rig.log(on.request).events] == [1, 3]
+
+
+def test_what_a_kick_left_behind_is_sent_by_whoever_waits_for_it(stage: Make):
+    on = stage(poll_s=3600.0, clock=lambda: 100.0)
+    for token in range(5):
+        on.flusher.token(token, "a")
+        on.flusher.kick()
+    on.done()
+    assert on.ids() == list(range(5))
 
 
 def test_kinds_of_events_keep_their_order(stage: Make):
