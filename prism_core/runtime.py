@@ -189,8 +189,8 @@ class Runtime:
         `sampler`: None draws greedily. `emit(token)` is called for each token of the answer once its successor's logits
         are there; what it emitted is provisional until `generate` returns. `stop_when()` is asked after each emit; true
         ends the answer. `on_prefix(n)` is told once how many prompt tokens were reused. `save_at`: strictly increasing
-        lengths, 1..len(prompt)-1, at which to save a prefix as well; those already reused are passed over, though a
-        reused prefix of such a length is not replaced. `timings` is filled in.
+        lengths, 1..len(prompt)-1, at which to save a prefix as well; those already reused are passed over. `timings` is
+        filled in.
 
         Raises `InvalidRequest`, `Cancelled`, `DeadlineExceeded`, `RuntimeFaulted`, `BudgetExceeded`, `DecoderError`,
         `SamplerError`, `RestoreFailed`, and unchanged whatever the decoder, the sampler or a callback raises. After any

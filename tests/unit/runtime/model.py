@@ -94,9 +94,7 @@ class Model:
             return Answer(self.recover(run, failure), run.operations)
         self.history = run.state
         replaced = [s for s in run.reused if run.completed and len(s.tokens) < len(run.state)]
-        for saved in replaced:
-            if len(saved.tokens) not in asked.save_at and any(saved is other for other in self.saved):
-                self.saved = [other for other in self.saved if other is not saved]
+        self.saved = [saved for saved in self.saved if not any(saved is other for other in replaced)]
         for saved in run.held:
             if len(self.saved) == self.checkpoints:
                 self.saved.pop(0)

@@ -227,16 +227,27 @@ def test_lru_keeps_a_reused_prefix_if_the_new_one_could_not_be_saved():
     assert saved(bench) == [[2, 2], [1, 1]]
 
 
-def test_lru_keeps_a_reused_prefix_at_a_position_that_the_request_asks_to_keep():
-    """A system prompt that every conversation starts with must not vanish with the first one that reuses it."""
+@pytest.mark.parametrize("checkpoints", [3, 8])
+@pytest.mark.parametrize("save_at", [(), (1,), (2,), (1, 2), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("live", [False, True])
+def test_lru_replaces_a_reused_prefix_whatever_positions_the_request_asks_to_save(live, save_at, checkpoints):
+    """Those up to what is reused are skipped: they neither save anything nor keep the reused prefix."""
+    bench = bench_with(checkpoints=checkpoints, retention="lru")
+    bench.ask([6, 6, 1], Generation(1, (5,)), save_at=(2,))
+    assert saved(bench) == [[6, 6], [6, 6, 1]]
+    if live:
+        assert bench.ask([6, 6, 1, 4], save_at=save_at).reused_tokens == 3
+        assert saved(bench) == [[6, 6], [6, 6, 1, 4, 1]]
+        return
+    assert bench.ask([6, 6, 2, 3], save_at=save_at).reused_tokens == 2
+    on_the_way = [[6, 6, 2]] if 3 in save_at else []
+    assert saved(bench) == [[6, 6, 1], *on_the_way, [6, 6, 2, 3, 1]]
+
+
+def test_lru_saves_a_position_anew_once_the_prefix_that_reached_it_was_replaced():
     bench = bench_with(checkpoints=4, retention="lru")
-    bench.ask([6, 6, 1], save_at=(2,))
-    assert saved(bench) == [[6, 6], [6, 6, 1, 5]]
-    for question in ([2], [3], [4]):
-        assert bench.ask([6, 6, *question], save_at=(2,)).reused_tokens == 2
-    assert [6, 6] in saved(bench)
-    assert bench.ask([6, 6, 5]).reused_tokens == 2  # this one does not ask for it
-    assert [6, 6] not in saved(bench)
+    reused = [bench.ask([6, 6, question], save_at=(2,)).reused_tokens for question in (1, 2, 3, 4)]
+    assert reused == [0, 2, 0, 2]
 
 
 def test_lru_makes_room_from_the_least_recently_reused_by_bytes_too():
