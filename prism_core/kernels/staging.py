@@ -129,6 +129,10 @@ class Place:
         hints = [ir.Constant(I32, value) for value in (0, 3, 1)]
         call(self.builder, "llvm.prefetch.p0", ir.VoidType(), [self._pointer(offset, I8), *hints])
 
+    def keep_order(self) -> None:
+        """As `memory.keep_order`: nothing is loaded, stored or prefetched on the other side of this."""
+        self.builder.fence("seq_cst", "singlethread")
+
     def repeat(self, kind: Vector, offset: int) -> Lanes:
         """The 4 bytes at `offset`, repeated over a vector."""
         element = kind.scalar if kind.width == 32 else I32

@@ -22,11 +22,11 @@ from prism_core.kernels import memory, simd
 from prism_core.kernels.coding import A8, A8_RECORD
 from prism_core.kernels.dots import add_columns, integer_sums
 from prism_core.kernels.families import MATMUL, ROW, Bytes, Family
-from prism_core.kernels.jit import Entry, entry
+from prism_core.kernels.jit import Entry, device, entry
 from prism_core.kernels.layout import Layout
 from prism_core.kernels.packing import TILE_ROWS
 from prism_core.kernels.simd import f32x8
-from prism_core.kernels.staging import Lanes, Place
+from prism_core.kernels.staging import Lanes, Place, filled
 from prism_core.kernels.target import target
 from prism_core.kernels.vectors import I8, I64, intrinsic, vector
 
@@ -42,30 +42,70 @@ LANES = 16 if target().avx512 else 8
 VECTORS, TOKENS = 2, 4
 """A register block of the product of many tokens: two vectors of `LANES` rows, four tokens."""
 
+STREAMS = 2
+"""Tiles decoded side by side for few tokens, from far apart in the weights: one sequential reader cannot keep as many
+lines of memory in flight as a core may have."""
+APART = 32768
+"""The least distance of two streams in bytes; nearer ones share memory's open pages and gain nothing."""
 PREFETCH = 8192
-"""How far ahead the weights of one token are asked for, in bytes: memory's latency at a few dozen GB/s."""
+"""How far ahead the weights of few tokens are asked for, in bytes: memory's latency at a few dozen GB/s."""
 
 
-def decoder(layout: Layout) -> Any:
-    """(block of a tile, activations, f32x8) -> f32x8 with the block's columns added, for one token."""
+def decoder(layout: Layout, streams: int) -> Any:
+    """(tile, apart, blocks, activations, out): one token's products with `streams` tiles that are `apart` bytes apart.
+
+    Writes `streams` x 8 float32 at `out`.
+    """
+    parts = layout.block // 32
+    lines = range(0, layout.block_bytes, 64)
+
+    def ask(places: list[Place], part: int) -> None:
+        """Prefetch as many lines as a part is long: a whole block's at once would fill the miss buffers."""
+        if part:
+            places[0].keep_order()
+        for place in places:
+            for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
+                place.prefetch(PREFETCH + line)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile, apart, blocks, act, out = arguments
+        slots = [cgutils.alloca_once_value(builder, filled(builder, f32x8, 0.0).value) for _ in range(streams)]
+        with cgutils.for_range(builder, blocks) as loop:
+            here = builder.add(tile, builder.mul(loop.index, ir.Constant(I64, layout.block_bytes)))
+            values = Place(builder, builder.add(act, builder.mul(loop.index, ir.Constant(I64, parts * A8_RECORD))))
+            places = [
+                Place(builder, builder.add(here, builder.mul(apart, ir.Constant(I64, stream))))
+                for stream in range(streams)
+            ]
+            totals = [Lanes(builder, f32x8, builder.load(slot)) for slot in slots]
+            for part in range(parts):
+                ask(places, part)
+                record = values.at(part * A8_RECORD)
+                for stream, place in enumerate(places):
+                    codes = layout.codes(place, part)
+                    (sums,) = integer_sums(layout, [codes.__getitem__], [record], 2)[0]
+                    scales, minimums = layout.scales(place, part), layout.minimums(place, part)
+                    totals[stream] = add_columns(sums, scales, minimums, record, totals[stream])
+            for slot, total in zip(slots, totals, strict=True):
+                builder.store(total.value, slot)
+        for stream, slot in enumerate(slots):
+            Place(builder, out).store(Lanes(builder, f32x8, builder.load(slot)), 4 * TILE_ROWS * stream)
+        return context.get_dummy_value()
 
     @intrinsic
-    def decode_block(_context: Any, block: Any, act: Any, acc: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            place = Place(builder, arguments[0])
-            total = Lanes(builder, f32x8, arguments[2])
-            for line in range(0, layout.block_bytes, 64):
-                place.prefetch(PREFETCH + line)
-            for part in range(layout.block // 32):
-                record = Place(builder, arguments[1]).at(part * A8_RECORD)
-                codes = layout.codes(place, part)
-                (sums,) = integer_sums(layout, [codes.__getitem__], [record], 2)[0]
-                total = add_columns(sums, layout.scales(place, part), layout.minimums(place, part), record, total)
-            return total.value
+    def decode_tiles(_context: Any, tile: Any, apart: Any, blocks: Any, act: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 5), generate
 
-        return f32x8(types.int64, types.int64, f32x8), generate
+    return decode_tiles
 
-    return decode_block
+
+@device
+def _store_tile(out: Any, sums: Any, left: Any) -> None:
+    """Write those of a tile's sums whose rows are below `left`."""
+    if left >= TILE_ROWS:
+        simd.store(out, simd.load_f32x8(sums))
+    else:
+        simd.store_first(out, simd.load_f32x8(sums), left)
 
 
 def unpacker(layout: Layout) -> Any:
@@ -189,8 +229,10 @@ def stack(size: int) -> Any:
 def matmul_for(layout: Layout) -> Entry:
     """The family's `matmul`; see `families`."""
     block, block_bytes, record = layout.block, layout.block_bytes, record_bytes(layout)
-    decode_block, unpack_block, multiply = decoder(layout), unpacker(layout), multiplier(layout)
+    decode_tile, decode_tiles = decoder(layout, 1), decoder(layout, STREAMS)
+    unpack_block, multiply = unpacker(layout), multiplier(layout)
     record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 4 * ROWS)
+    few_space = stack(4 * TILE_ROWS * STREAMS)
     act_block, tiles, sum_bytes = block // 32 * A8_RECORD, ROWS // TILE_ROWS, 4 * ROWS
 
     @entry(MATMUL, name=f"matmul_{layout.name}")
@@ -208,19 +250,22 @@ def matmul_for(layout: Layout) -> Entry:
     ) -> None:
         blocks = cols // block
         if n_tokens < FEW_TOKENS:
-            for tile in range(tile_begin, tile_end):
+            sums, tile_bytes = few_space(), blocks * block_bytes
+            side = (tile_end - tile_begin) // STREAMS
+            if side * tile_bytes < APART:
+                side = 0
+            for tile in range(tile_begin, tile_begin + side):
                 for token in range(n_tokens):
-                    place, values = w + tile * blocks * block_bytes, act + token * act_stride
-                    total = simd.splat_f32x8(0.0)
-                    for _ in range(blocks):
-                        total = decode_block(place, values, total)
-                        place += block_bytes
-                        values += act_block
-                    to, left = out + 4 * (token * out_stride + tile * TILE_ROWS), rows - tile * TILE_ROWS
-                    if left >= TILE_ROWS:
-                        simd.store(to, total)
-                    else:
-                        simd.store_first(to, total, left)
+                    decode_tiles(w + tile * tile_bytes, side * tile_bytes, blocks, act + token * act_stride, sums)
+                    for stream in range(STREAMS):
+                        first = (tile + stream * side) * TILE_ROWS
+                        place = sums + 4 * TILE_ROWS * stream
+                        _store_tile(out + 4 * (token * out_stride + first), place, rows - first)
+            for tile in range(tile_begin + STREAMS * side, tile_end):
+                for token in range(n_tokens):
+                    decode_tile(w + tile * tile_bytes, 0, blocks, act + token * act_stride, sums)
+                    first = tile * TILE_ROWS
+                    _store_tile(out + 4 * (token * out_stride + first), sums, rows - first)
             return
         records, sums = record_space(), sum_space()
         chunks = (blocks + CHUNK // block - 1) // (CHUNK // block)

@@ -2,8 +2,8 @@
 
     aarch64_object.py FEATURES FAMILY... [-o FILE]
 
-The functions are `decode_<family>(block, act, acc_in_out)`, `unpack_<family>(block, records, index, ahead)` and
-`multiply_<family>(records, count, act, stride, left, sums)`, all of int64.
+The functions are `decode_<family>(tile, apart, blocks, act, out)`, `unpack_<family>(block, records, index, ahead)`
+and `multiply_<family>(records, count, act, stride, left, sums)`, all of int64.
 """
 
 from __future__ import annotations
@@ -28,19 +28,11 @@ class Context:
 
 
 def emit(module: ir.Module, name: str, intrinsic: object, arguments: list[object]) -> None:
-    """A void function of int64 around an intrinsic; vector arguments come from and go to the address in their place."""
+    """A void function of int64 around an intrinsic."""
     signature, generate = intrinsic._defn(None, *arguments)
-    word = ir.IntType(64)
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * len(arguments)), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(arguments)), name)
     builder = ir.IRBuilder(function.append_basic_block())
-    values = list(function.args)
-    vector = getattr(arguments[-1], "llvm", None)
-    if vector is not None:
-        where = builder.inttoptr(values[-1], vector.as_pointer())
-        values[-1] = builder.load(where, typ=vector, align=16)
-    result = generate(Context(), builder, signature, values)
-    if vector is not None:
-        builder.store(result, where, align=16)
+    generate(Context(), builder, signature, list(function.args))
     builder.ret_void()
 
 
@@ -55,13 +47,12 @@ def main(features: str, names: list[str], output: str | None) -> None:
 
     from prism_core.gguf.types import TensorType
     from prism_core.kernels import families, tiles
-    from prism_core.kernels.simd import f32x8
 
     module = ir.Module()
     module.triple = TRIPLE
     for name in names:
         layout = import_module(f"prism_core.kernels.{families._HOME_OF[name]}")._LAYOUTS[TensorType[name].name]()
-        emit(module, f"decode_{name}", tiles.decoder(layout), [types.int64, types.int64, f32x8])
+        emit(module, f"decode_{name}", tiles.decoder(layout, tiles.STREAMS), [types.int64] * 5)
         emit(module, f"unpack_{name}", tiles.unpacker(layout), [types.int64] * 4)
         emit(module, f"multiply_{name}", tiles.multiplier(layout), [types.int64] * 6)
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, features=features, opt=3, reloc="static")
