@@ -30,7 +30,10 @@ Logits = NDArray[np.float32]
 
 
 class ModelDecoder:
-    """The Decoder protocol over a `Program`. Single owner; `close` stops its threads."""
+    """The Decoder protocol over a `Program`. Single owner; `close` stops its threads.
+
+    A step whose numbers grow too large for float32 raises `DecoderError` and counts as broken off.
+    """
 
     def __init__(
         self, program: Program, *, identity: str, vocab_size: int, page_bytes: int, state_words: int,
@@ -98,11 +101,20 @@ class ModelDecoder:
         segments = sequence.length // words.SEGMENT_TOKENS + 1
         context[words.BLOCKS] = segments if count == 1 else -(-count // QUERIES_PER_UNIT)
         context[words.STATE_BEFORE], context[words.STATE_AFTER] = before, after
+        context[words.FAULT] = 0
         if check is None:
             self._crew.run(0, last)
         else:
             self._run_in_slices(last, check)
+        if context[words.FAULT]:
+            raise DecoderError(self._too_large(ids))
         sequence.end(count)
+
+    def _too_large(self, ids: NDArray[np.int64]) -> str:
+        tensor = self._program.tensor_at(int(self._crew.context[words.FAULT]))
+        first = self._sequence.length
+        where = f"position {first}" if len(ids) == 1 else f"positions {first} to {first + len(ids) - 1}"
+        return f"the numbers that reach tensor {tensor} at {where} overflow float32: the model's weights are damaged"
 
     def _run_in_slices(self, last: int, check: Callable[[], None]) -> None:
         from time import monotonic_ns

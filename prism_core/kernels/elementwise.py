@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from prism_core.kernels.faults import check
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import call_entry
 from prism_core.kernels.numeric import one_plus_exp_of_minus
@@ -82,6 +83,7 @@ def _gated(activation: Any, name: str) -> Any:
             up = argument(operation, 2) + 4 * token * argument(operation, 3)
             for at in range(0, 4 * argument(operation, 4), 64):
                 store(gate + at, mul(activation(load_f32x16(gate + at)), load_f32x16(up + at)))
+            check(context, operation, gate, argument(operation, 4))
 
     return entry(OPERATION, name=name)(multiply)
 

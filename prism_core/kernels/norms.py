@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from prism_core.kernels.faults import report
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import load_f32, store_f32
 from prism_core.kernels.simd import load_f32x8, mul, splat_f32x8, store
 from prism_core.kernels.words import OPERATION, argument, real
+
+_INFINITY = np.float32(np.inf)
 
 
 @device
@@ -61,6 +64,8 @@ def rms_norm(operation: Any, context: Any, begin: Any, end: Any, thread: Any) ->
             x = argument(operation, 0) + 4 * (token * argument(operation, 1) + head * stride)
             out = argument(operation, 2) + 4 * (token * argument(operation, 3) + head * stride)
             mean = np.float32(sum_of_squares(x, width) / width)
+            if not mean < _INFINITY:
+                report(context, operation)
             _scaled(x, out, weight, width, np.float32(1.0) / math.sqrt(mean + eps))
 
 

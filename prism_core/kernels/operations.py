@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism_core.kernels import attention, deltanet, elementwise, hadamard, norms, pages, products, rope
+from prism_core.kernels import attention, deltanet, elementwise, faults, hadamard, norms, pages, products, rope
 from prism_core.kernels.jit import Entry
 
 OPERATIONS: dict[str, Entry] = {
@@ -31,4 +31,5 @@ OPERATIONS: dict[str, Entry] = {
     "store_kv_f32": pages.store_kv_f32,
     "unit_length": norms.unit_length,
     "unrotate": hadamard.unrotate,
+    "watch": faults.watch,
 }

@@ -27,11 +27,12 @@ ENTRY, UNITS, SPAN, ARGUMENTS = range(4)
 PHASE_WORDS = 4
 FIRST_OPERATION, OPERATION_COUNT, IS_SPLIT, SMALLEST_CHUNK = range(PHASE_WORDS)
 
-CONTEXT_WORDS = 8
-TOKENS, POSITION, IDS, PAGES, STATE_BEFORE, STATE_AFTER, LOGITS, BLOCKS = range(CONTEXT_WORDS)
+CONTEXT_WORDS = 16
+TOKENS, POSITION, IDS, PAGES, STATE_BEFORE, STATE_AFTER, LOGITS, BLOCKS, FAULT = range(9)
 """Tokens of this call; position of the first; their ids (int64); page addresses by position / 32; the recurrent state
 to start from and the one to leave (may be the same memory); where the logits go (float32); blocks of attention: of
-queries, or for a single token the segments of its keys."""
+queries, or for a single token the segments of its keys. FAULT, on a cache line of its own, is written by operations:
+see `faults`."""
 
 PAGE_TOKENS = 32
 SEGMENT_TOKENS = 256

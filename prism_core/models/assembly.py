@@ -98,6 +98,7 @@ class Program:
         count = sum(len(phase.operations) for phase in graph.phases)
         self.operations: Words = np.zeros(count * OPERATION_WORDS, dtype=np.int64)
         self.phases: Words = np.zeros(len(graph.phases) * PHASE_WORDS, dtype=np.int64)
+        self._ahead = _ahead([operation for phase in graph.phases for operation in phase.operations])
         number = 0
         for index, phase in enumerate(graph.phases):
             row = self.phases[index * PHASE_WORDS :][:PHASE_WORDS]
@@ -182,10 +183,24 @@ class Program:
     def _scratch_address(self, key: object) -> int:
         return int(self._scratch.ctypes.data) + self._layout.offset(key)
 
+    def tensor_at(self, address: int) -> str:
+        """The tensor that the operation at an address of `operations` reads, or the next one that does."""
+        return self._ahead[(address - int(self.operations.ctypes.data)) // (8 * OPERATION_WORDS)]
+
     @property
     def scratch_bytes(self) -> int:
         """Memory that belongs to this program alone."""
         return self._layout.nbytes
+
+
+def _ahead(operations: list[Operation]) -> list[str]:
+    """Of each operation, the first tensor that it or a later one reads."""
+    names, name = [], ""
+    for operation in reversed(operations):
+        read = (argument.name for argument in operation.arguments if isinstance(argument, FamilyEntry | Weight))
+        name = next(read, name)
+        names.append(name)
+    return names[::-1]
 
 
 def _label(operations: list[Operation]) -> str:

@@ -267,6 +267,8 @@ class Graph:
         work = self.workspace(attention_workspace(QUERIES_PER_UNIT * group, row))
         partial = group * (4 * row + 2 * STATE_BYTES)
         self.partial_bytes = max(self.partial_bytes, kv_heads * partial)
+        for buffer in (q, k, v):
+            self.watch(buffer)
         self.chain("store_kv", k, k.pitch, v, v.pitch, offset, kv_heads, dim, row)
         self.ingest_phases = len(self.phases)
         out = self.buffer("attended", heads * dim)
@@ -277,6 +279,10 @@ class Graph:
         self.split([Operation("attention", arguments, kv_heads, BLOCKS)], writes=[out])
         self.chain("join_segments", out, kv_heads, group, dim, row, Partials(), partial, *work, window)
         return out
+
+    def watch(self, x: Buffer) -> None:
+        """End the step with an error where a value of x is too large to go on with; norms and `gated` do so anyway."""
+        self.chain("watch", x, x.pitch, x.width)
 
     def workspace(self, size: int) -> tuple[Workspace, int]:
         """Scratch of `size` bytes for each thread: its address, and the bytes."""

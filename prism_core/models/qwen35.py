@@ -96,6 +96,7 @@ def _delta_net(g: Graph, a: Buffer, delta: DeltaNet, layer: int) -> Buffer:
     convolve = (u, u.pitch, taps, delta.channels, window, *g.workspace(4 * CONV_TAPS * CHANNELS_PER_UNIT))
     g.recurrent(Operation("convolve", convolve, delta.channels // CHANNELS_PER_UNIT, ALL_TOKENS), u)
 
+    g.watch(u)
     dt = g.vector(f"{at}ssm_dt.bias", delta.value_heads)
     decay = g.vector(f"{at}ssm_a", delta.value_heads, high=0.0)
     g.chain("unit_length", u, u.pitch, delta.state, 2 * delta.groups, eps, writes=u)

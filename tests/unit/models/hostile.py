@@ -2,8 +2,8 @@
 
 A child does what a worker and `prism models inspect` do with a file, under a limit of address space, and says how it
 ended. What may come out: the file ran, and float64 equations agree with it, or it was refused with one printable
-sentence that begins with its path. Anything else (another error, a signal, memory beyond the limit, no answer in time,
-numbers that differ) is a finding.
+sentence that begins with its path, or a step was, because its numbers overflow. Anything else (another error, a signal,
+memory beyond the limit, no answer in time, numbers that differ) is a finding.
 
 Lines of JSON both ways: {"path", "options", "seconds"} to [kind, text].
 """
@@ -25,7 +25,18 @@ import numpy as np
 
 from ops.bench import synthetic
 from ops.inspection import inspect_model
-from prism_core import Generation, InvalidRequest, Limits, Model, ModelError, Prefill, PrismError, Runtime, open_model
+from prism_core import (
+    DecoderError,
+    Generation,
+    InvalidRequest,
+    Limits,
+    Model,
+    ModelError,
+    Prefill,
+    PrismError,
+    Runtime,
+    open_model,
+)
 from tests.unit.engine.stepping import each
 from tests.unit.models.float64 import Forward
 
@@ -128,7 +139,8 @@ def child(path: str, options: dict[str, Any], out: int) -> None:
     except ModelError as error:
         answer = ("refused", str(error))
     except PrismError as error:
-        answer = (type(error).__name__, str(error))
+        overflows = isinstance(error, DecoderError) and "overflow float32" in str(error)
+        answer = ("overflowed" if overflows else type(error).__name__, str(error))
     except BaseException:
         answer = ("traceback", traceback.format_exc()[-1500:])
     os.write(out, json.dumps(answer).encode())

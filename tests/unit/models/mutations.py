@@ -258,6 +258,39 @@ def filled(architecture: str, mark: str, value: float) -> Callable[[Path], Path 
     return build
 
 
+def magnitudes() -> Iterator[Case]:
+    """Weights that are finite one by one, and together may be too large for float32 somewhere on the way."""
+    for a in ARCHITECTURES:
+        for seed in range(80):
+            yield f"{a} with magnitudes of seed {seed}", magnified(a, seed)
+
+
+def magnified(architecture: str, seed: int) -> Callable[[Path], Path]:
+    """Every tensor, or some of one to three kinds, times a power of two up to what a file may hold."""
+
+    def build(path: Path) -> Path:
+        draw = np.random.default_rng([seed, 5])
+        tiny(path, architecture, type="Q8_0" if seed % 3 == 0 else "F32", layers=4 if architecture == "qwen35" else 2)
+
+        def change(tensors: Tensors) -> Tensors:
+            kinds = sorted({one[0].split(".", 2)[-1] for one in tensors} - {"rope_freqs.weight"})
+            count = len(kinds) if seed % 4 == 0 else int(draw.integers(1, 4))
+            powers = dict(zip(draw.permutation(kinds)[:count], draw.integers(-20, 31, count), strict=True))
+            for number, (name, shape, type_id, data) in enumerate(tensors):
+                power = powers.get(name.split(".", 2)[-1], 0)
+                if type_id == 0:
+                    tensors[number] = name, shape, type_id, _times(data, power)
+            return tensors
+
+        return rewritten(path, change)
+
+    return build
+
+
+def _times(data: Any, power: int) -> Any:
+    return np.clip(data.view(np.float32) * np.float32(2.0**power), -4e9, 4e9).view(np.uint8)
+
+
 def tokenizers() -> Iterator[Case]:
     values: list[Any] = [*ODD, "", Typed("string", []), Typed("string", ["a"] * 400), Typed("i32", [1] * 400), -1]
     values += [Typed("string", ["a b"] * 3), Typed("string", [f"\x1b[2J{n}" for n in range(400)]), float("nan")]
@@ -287,7 +320,7 @@ GENERAL: dict[str, Sequence[Any]] = {
 }
 
 FAMILIES = {"hyperparameters": hyperparameters, "shapes": shapes, "types": types, "tensors": tensors}
-FAMILIES |= {"tokenizers": tokenizers}
+FAMILIES |= {"magnitudes": magnitudes, "tokenizers": tokenizers}
 
 
 def shape_at_random(draw: np.random.Generator) -> tuple[str, dict[str, Any]]:
