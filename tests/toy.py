@@ -215,7 +215,9 @@ class ToyModel:
         return ToyDecoder(identity=self.identity, **self._options)
 
 
-def open_toy(path: str, *, threads: int | None = None, context_tokens: int | None = None) -> ToyModel:
+def open_toy(
+    path: str, *, threads: int | None = None, context_tokens: int | None = None, memory_budget: int | None = None
+) -> ToyModel:
     """The opener that tests hand to worker processes; options ride in the path, as `toy?step_s=0.01&seed=3`."""
     _, _, query = str(path).partition("?")
     options = dict(item.split("=", 1) for item in query.split("&") if item)

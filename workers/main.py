@@ -28,7 +28,7 @@ from broker.config import PoolConfig
 from broker.connect import connect
 from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from broker.store import WorkerStore
-from prism_core.errors import InvalidRequest, ModelError
+from prism_core.errors import DecoderError, InvalidRequest, ModelError
 from prism_core.runtime import Generation, Runtime
 from workers.budget import plan
 from workers.config import WorkerConfig
@@ -96,13 +96,14 @@ def take_stdout() -> int:
 def run(orders: Orders) -> int:
     """Opens the model first, so that a worker is a member of the pool only once it can answer at once."""
     config = orders.config
-    model = resolve(orders.opener)(config.model, threads=config.threads, context_tokens=config.context_tokens)
+    model = resolve(orders.opener)(
+        config.model, threads=config.threads, context_tokens=config.context_tokens, memory_budget=config.memory_bytes
+    )
     model.chat.warm()
     decoder = model.decoder()
     memory = plan(model, decoder, memory_bytes=config.memory_bytes, saved_prefixes=config.saved_prefixes)
     runtime = Runtime(decoder, memory.limits, retention="lru", checkpoint_ceiling=64)
-    runtime.generate([0, 0], Generation(max_tokens=1))  # compiles and touches everything once
-    runtime.reset()
+    warm(runtime, config.model)
     pool = PoolConfig(**orders.pool)
     client, rq_client = reach(config.redis_url), reach(config.redis_url)
     store = WorkerStore(client, lease_for(orders.name or incarnation(), model, memory, orders.label), pool)
@@ -110,6 +111,15 @@ def run(orders: Orders) -> int:
         resolve(orders.prepare)(store)
     worker = TurnWorker(store=store, rq_client=rq_client, model=model, runtime=runtime, plan=memory, config=config)
     return worker.work()
+
+
+def warm(runtime: Runtime, name: str) -> None:
+    """Compiles and touches everything once. Raises `ModelError` where not even one token can be made."""
+    try:
+        runtime.generate([0, 0], Generation(max_tokens=1))
+    except DecoderError as error:
+        raise ModelError(f"{name}: cannot make a first token: {error}") from error
+    runtime.reset()
 
 
 def reach(url: str) -> redis.Redis:

@@ -116,6 +116,8 @@ class ParrotModel(ToyModel):
         return ParrotDecoder(self.identity)
 
 
-def open_parrot(path: str, *, threads: int | None = None, context_tokens: int | None = None) -> ParrotModel:
+def open_parrot(
+    path: str, *, threads: int | None = None, context_tokens: int | None = None, memory_budget: int | None = None
+) -> ParrotModel:
     """The opener for worker processes."""
     return ParrotModel(context_tokens or 4096)
