@@ -1,7 +1,10 @@
 """The reader's rules without any input or output: what to emit, what to drop, when the log must be read.
 
 Kept: events come out in order, each once, without holes, however the log and the live channel interleave, repeat or
-lose. The log is the truth, the channel only the bell: a live event is emitted only if it is the very next one.
+lose. The log is the truth, the channel only the bell: a live event is emitted only if it is the very next one, by its
+number and by the tokens that it counts. A broker that was killed while its disk stalled may come back without the last
+moments of its file, events that were read included; what is then written again has other events under old numbers. A
+reader that cannot go on exactly says so (`StreamLost`): reading anew from the start gives the whole text.
 """
 
 from __future__ import annotations
@@ -49,6 +52,10 @@ class Stream:
         self.ended = False
         self._boot = head.boot
         self._last = BEGIN
+        self._seen = False
+        """Whether the last event was read, rather than named by the cursor. It was not the end then."""
+        self._n: int | None = 0
+        """Tokens up to the last event; None where the cursor did not tell."""
         self._emit_after = 0
         """Events up to this sequence number are passed over: the cursor was a number, whose epoch is not known."""
         self.must_exist: str | None = None
@@ -63,7 +70,7 @@ class Stream:
                 raise InvalidCursor(f"request {request} has no event {cursor}")
             if cursor != BEGIN:
                 self.must_exist = str(cursor)
-                self._last = cursor
+                self._last, self._n = cursor, None
         self._end_if_complete(head, max(self._last.ev, self._emit_after))
 
     def admit(self, found: bool, head: Head) -> None:
@@ -90,6 +97,8 @@ class Stream:
             cursor = parse_cursor(entry.decode())
             if cursor <= self._last:
                 continue
+            if cursor.ev <= self._last.ev:
+                raise self._went_back()
             if cursor.ev != self._last.ev + 1:
                 raise StreamLost(f"the log of request {self.request} has a hole between {self._last} and {cursor}")
             yield from self._next(cursor, fields[b"d"])
@@ -99,7 +108,7 @@ class Stream:
         for message in messages:
             name, _, payload = message.partition(b" ")
             cursor = parse_cursor(name.decode(errors="replace"))
-            if cursor.ev <= self._last.ev:
+            if cursor.ev <= self._last.ev and cursor.epoch <= self._last.epoch:
                 continue
             if cursor.ev != self._last.ev + 1:
                 yield None
@@ -108,7 +117,12 @@ class Stream:
 
     def _next(self, cursor: Cursor, payload: bytes) -> Iterator[Event]:
         event = Event.unpack(cursor, payload)
-        self._last = cursor
+        n = event.data.get("n")
+        if n is not None:
+            if self._n is not None and n != self._n + len(event.token_ids):
+                raise self._went_back()
+            self._n = n
+        self._last, self._seen = cursor, True
         self.ended = event.kind == "end"
         if cursor.ev > self._emit_after:
             yield event
@@ -117,6 +131,8 @@ class Stream:
         """After silence and an empty log: `StreamLost` if nothing can come any more."""
         if head.boot != self._boot:
             raise self._data_lost()
+        if head.state in TERMINAL and (head.last < self._last or head.last.ev < self._last.ev + self._seen):
+            raise self._went_back()
         if head.state in TERMINAL and head.last.ev > self._last.ev:
             raise StreamLost(self._expired())
         self._end_if_complete(head, self._last.ev)
@@ -130,6 +146,12 @@ class Stream:
         if (boot or b"").decode() != self._boot:
             return self._data_lost()
         return StreamLost(f"request {self.request} does not exist any more; its stream ends after {self._last}")
+
+    def _went_back(self) -> StreamLost:
+        return StreamLost(
+            f"the broker lost events of request {self.request} that were read up to {self._last} (it was killed while "
+            "its disk stalled): read it again from the start"
+        )
 
     def _data_lost(self) -> StreamLost:
         return StreamLost(f"the broker lost its data; request {self.request} cannot be read after {self._last}")

@@ -4,10 +4,11 @@
 -- needs: members
 local r, w, epoch, first, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local key = KEYS[1]
-local v = redis.call('HMGET', key, 'epoch', 'ev', 'n', 'state', 'priority', 'model')
+local v = redis.call('HMGET', key, 'epoch', 'ev', 'n', 'state', 'priority', 'model', 'worker')
 if not v[1] then return {-2} end
 local stored, last = tonumber(v[2]), first + #ARGV - 6
-if tonumber(v[1]) ~= epoch or (v[4] ~= 'running' and last > stored) then
+-- A broker that lost its last moments may have given one epoch twice, so the worker counts too.
+if tonumber(v[1]) ~= epoch or v[7] ~= w or (v[4] ~= 'running' and last > stored) then
   count('fenced_writes')
   return {-1}
 end

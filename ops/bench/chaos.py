@@ -63,7 +63,9 @@ class Report:
     heard: int = 0
     moves: int = 0
     made_again: int = 0
-    """Turns whose end a killed broker had lost to a stalled disk after it was read, and that were told again."""
+    """Turns of which a broker, killed while its disk stalled, lost events that were read: the same was told again."""
+    submitted_again: int = 0
+    """Turns that it had lost whole, and that their client sent again under the same id."""
     states: dict[str, int] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -97,6 +99,7 @@ class Report:
             "live_events_heard": self.heard,
             "moves": self.moves,
             "made_again": self.made_again,
+            "submitted_again": self.submitted_again,
             **{f"ended.{name}": count for name, count in sorted(self.states.items())},
             "takeover_gap_p50_s": round(statistics.median(gaps), 3) if gaps else None,
             "takeover_gap_p99_s": round(gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))], 3) if gaps else None,
@@ -138,6 +141,7 @@ class Chaos:
         self._readers: list[threading.Thread] = []
         self._thaws: list[tuple[float, int]] = []
         self._config = PoolConfig(**POOL)
+        self._again = threading.Lock()
 
     def go(self) -> Report:
         began = time.monotonic()
@@ -216,7 +220,8 @@ class Chaos:
         key = conversation_key(OWNER, conversation) if conversation else ""
         job = rq_fields(ask.request, priority="interactive", conversation=None, config=self._config)
         names = [ask.request, OWNER, "", "interactive", key, conversation, "", "", spec.pack(), spec.digest(), ""]
-        reply = self._patiently("submit", ask, [*names, 600_000, *job])
+        ask.submission = [*names, 600_000, *job]
+        reply = self._patiently("submit", ask, ask.submission)
         if reply[0] not in (b"placed", b"boxed", b"dup"):
             self._violate(f"request {ask.request}: submit said {reply[0]!r}")
         self._asks.append(ask)
@@ -225,6 +230,16 @@ class Chaos:
         self._readers.append(reader)
         reader.start()
         return ask
+
+    def _submit_again(self, ask: Ask) -> None:
+        """A killed broker lost an accepted turn (see `watch`) and what followed it: all go again, in order."""
+        if not self.report.faults["broker"]:
+            return
+        with self._again:
+            turns = [other for other in self._asks if other.conversation and other.conversation == ask.conversation]
+            for turn in turns or [ask]:
+                reply = self._patiently("submit", turn, turn.submission)
+                self.report.submitted_again += reply[0] != b"dup"
 
     def _patiently(self, script: str, ask: Ask, arguments: list[Any]) -> Any:
         """A script call, sent again for as long as the broker is away: every script survives that."""
@@ -237,7 +252,13 @@ class Chaos:
     def _read(self, ask: Ask, pause_s: float) -> None:
         client = redis.Redis.from_url(self._raw_url())
         try:
-            ask.story = follow(client, ask.request, timeout_s=self._minutes * 60 + QUIET_S, pause_s=pause_s)
+            ask.story = follow(
+                client,
+                ask.request,
+                timeout_s=self._minutes * 60 + QUIET_S,
+                pause_s=pause_s,
+                gone=lambda: self._submit_again(ask),
+            )
         except Exception as error:
             ask.error = f"{type(error).__name__}: {error}"
         finally:

@@ -2,6 +2,10 @@
 
 Invariant: what is checked here is what the protocol promises to a reader, so a violation is a bug of the pool or of
 this file, never of a client library in between.
+Not promised by the pool: that what was read survives a broker that is killed while its disk stalls. With `appendfsync
+everysec` a server answers for up to 2 s without having handed its file's last lines to the system, if the fsync before
+is still running; SIGKILL then takes them. A log that has gone back so is read again from the start, must tell the same
+tokens as before, and is counted.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from typing import Any
 
 import msgpack
 import redis
+
+
+OPEN = (None, b"queued", b"running")
 
 
 class Violation(AssertionError):
@@ -33,6 +40,10 @@ class Story:
     gaps: list[float] = field(default_factory=list)
     """Seconds from the last event before each move to the first delta after it."""
     end: dict[str, Any] | None = None
+    entries: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Ids and payloads as they were read."""
+    before: Story | None = None
+    """What was read of the same request before its log went back."""
     last: tuple[int, int] = (0, 0)
     seen_at: float = 0.0
     first_at: float | None = None
@@ -47,6 +58,7 @@ class Story:
         self._check(epoch >= self.last[0], f"epoch {epoch} follows epoch {self.last[0]}")
         self._check(self.end is None, f"event {ev} after the end")
         self.last = (epoch, ev)
+        self.entries.append((entry, payload))
         event = msgpack.unpackb(payload)
         self.kinds.append(event["k"])
         if event["k"] == "start":
@@ -65,7 +77,29 @@ class Story:
         else:
             self.end = event
             self._check(event["n"] == len(self.ids), f"the end counts {event['n']} tokens of {len(self.ids)}")
+            self._agree()
         self.seen_at = now
+
+    def went_back(self, client: Any) -> bool:
+        """Whether the log does not hold any more what was read from it."""
+        held = {entry: fields[b"d"] for entry, fields in client.xrange(f"prism:r:{self.request}:log")}
+        return any(held.get(entry) != payload for entry, payload in self.entries)
+
+    def again(self) -> Story:
+        """A story of the same request from its beginning, to be held against this one."""
+        return Story(self.request, before=self)
+
+    @property
+    def readings(self) -> int:
+        """How often the log was read from its beginning."""
+        return 1 if self.before is None else 1 + self.before.readings
+
+    def _agree(self) -> None:
+        """What was read before the log went back must be the beginning of what it tells now."""
+        if self.before is not None:
+            seen = self.before
+            self._check(self.ids[: len(seen.ids)] == seen.ids, "the tokens changed when the log was written again")
+            self._check(self.text.startswith(seen.text), "the text changed when the log was written again")
 
     @property
     def state(self) -> str | None:
@@ -87,10 +121,12 @@ def follow(
     until: Callable[[Story], bool] | None = None,
     timeout_s: float = 60.0,
     pause_s: float = 0.0,
+    gone: Callable[[], None] | None = None,
 ) -> Story:
     """Reads a log from its beginning to its end event, or until `until` is true; outlasts a broker that is away.
 
-    `pause_s` makes it a slow reader.
+    `pause_s` makes it a slow reader; `gone` is called in a silence if the broker knows no such request. A log that went
+    back is read again; see the module and `Story.readings`.
     """
     story = Story(request)
     key, last = f"prism:r:{request}:log", b"0-0"
@@ -102,12 +138,23 @@ def follow(
             )
         try:
             reply = client.xread({key: last}, block=200, count=64)
+            state = None if reply else client.hget(f"prism:r:{request}", "state")
+            if not reply and state is None and gone:
+                gone()
+            elif state not in OPEN and story.went_back(client):
+                story, last = story.again(), b"0-0"
         except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
             time.sleep(0.02)
             continue
         for _, entries in reply or []:
             for entry, fields in entries:
-                story.take(entry, fields[b"d"])
+                try:
+                    story.take(entry, fields[b"d"])
+                except Violation:
+                    if not story.went_back(client):
+                        raise
+                    story, last = story.again(), b"0-0"
+                    break
                 last = entry
         if pause_s:
             time.sleep(pause_s)

@@ -6,7 +6,7 @@ import pytest
 
 from broker import events, keys
 from broker.errors import NotFound
-from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, play, tokens
+from tests.conformance.rig import MODEL, Rig, begin, check_settled, check_stream, emit, end, must_take, play, tokens
 
 
 def _delta(n: int) -> bytes:
@@ -83,6 +83,30 @@ def test_a_request_whose_record_is_gone_says_so(rig: Rig) -> None:
     assert worker.give_back(claim.request, claim.epoch, "drain").status == "gone"
     assert worker.settle(claim.request).status == "gone"
     assert worker.take() is None
+
+
+def test_an_epoch_that_was_given_out_twice_belongs_to_the_worker_of_the_record(rig: Rig) -> None:
+    """A broker that comes back without its last moments has forgotten a claim, and gives its epoch to another."""
+    forgotten, heir = rig.worker("w1"), rig.worker("w2")
+    rig.submit()
+    old = must_take(forgotten)
+    rig.redis.hset(keys.request(old.request), mapping={"epoch": 0, "attempt": 0, "state": "queued"})
+    rig.redis.hdel(keys.request(old.request), "worker")
+    rig.redis.srem(keys.worker("w1") + ":run", old.request)
+    rig.redis.rpush(keys.open_queue(MODEL, "interactive"), old.request)
+    new = must_take(heir)
+    assert (new.request, new.epoch) == (old.request, old.epoch)
+    emit(heir, new, [1])
+    assert forgotten.append(old.request, old.epoch, 1, [events.delta(n=2, ids=[1, 2], text="")], 2).status == "fenced"
+    assert forgotten.append(old.request, old.epoch, 2, [_delta(2)], 2).status == "fenced"
+    assert forgotten.poll(old.request, old.epoch).status == "fenced"
+    assert forgotten.give_back(old.request, old.epoch, "drain").status == "fenced"
+    assert end(forgotten, old, settle=False).status == "fenced"
+    emit(heir, new, [2])
+    end(heir, new, ids=[1, 2])
+    stream = rig.log(old.request)
+    check_stream(stream)
+    assert tokens(stream) == [1, 2]
 
 
 def test_a_finished_turn_answers_again_to_its_own_epoch_and_stays_as_it_is(rig: Rig) -> None:
