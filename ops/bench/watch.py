@@ -19,7 +19,6 @@ from typing import Any
 import msgpack
 import redis
 
-
 OPEN = (None, b"queued", b"running")
 
 
