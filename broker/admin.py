@@ -74,6 +74,9 @@ class Snapshot:
     """`prism:stats`: submitted, replayed, refused, ended.<state>, moved.<why>, fenced_writes, generation_tokens, ..."""
     models: dict[str, str]
     """Model identity -> name, of every model that ever joined."""
+    behind_ms: int = 0
+    """Broker time for which the longest waiting background turn or batch line has waited: interactive turns always go
+    first, so a pool that these keep full never comes to the others."""
 
     def wanted_workers(self, waiting_per_worker: int = 1) -> int:
         """Workers that the backlog needs: one for each running turn, and one for each `waiting_per_worker` waiting
@@ -142,9 +145,10 @@ class Admin:
                 pipe.llen(name).lindex(name, 0)
             answers = pipe.execute()
             depth = {name: answers[2 * index] for index, name in enumerate(names)}
-            heads = [answers[2 * index + 1] for index, name in enumerate(names) if ":open." in name]
+            heads = {name: answers[2 * index + 1] for index, name in enumerate(names)}
             now_ms = time[0] * 1000 + time[1] // 1000
-            oldest = self._oldest_wait(heads, now_ms)
+            oldest = self._oldest_wait((head for name, head in heads.items() if ":open." in name), now_ms)
+            behind = self._oldest_wait((head for name, head in heads.items() if name.endswith(BEHIND)), now_ms)
         running = sum(len(worker.running) for worker in workers)
         identities = {keys.model_tag(item.decode()): item.decode() for item in models}
         serving = {worker.lease.model for worker in workers if worker.lease and worker.state in ("idle", "busy")}
@@ -159,6 +163,7 @@ class Admin:
             boxed=max(0, open_requests - running - queued.total),
             parked=_parked(depth, identities, serving),
             oldest_wait_ms=oldest,
+            behind_ms=behind,
             counters={key.decode(): int(value) for key, value in sorted(stats.items())},
             models={item.decode(): _name(value) for item, value in models.items()},
         )
@@ -193,6 +198,10 @@ class Admin:
                 pipe.hget(keys.request(head.decode()), "queued_at")
         since = [int(value) for value in pipe.execute() if value is not None]
         return max(0, now_ms - min(since)) if since else 0
+
+
+BEHIND = (".background", ".bg", ".batch")
+"""Ends of the names of queues whose turns wait for a slot that no interactive turn wants."""
 
 
 def _depths(depth: dict[str, int]) -> Depths:

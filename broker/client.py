@@ -150,10 +150,11 @@ class Client:
         """Queue a generation: `spec`, or its fields by name (prompt | messages | token_ids, max_tokens, seed, ...).
 
         conversation: turns of one name run in order, on one worker while it lives. deadline: seconds from now, queueing
-        included. idempotency_key: the same key and content give the same request. model: name or identity; empty for
-        whatever the pool runs. Errors: `InvalidRequest`, `Conflict`, `QueueFull`, `NotFound` (model), and
-        `BrokerUnavailable`: it may have been accepted all the same, so call again with the same `request_id` or
-        `idempotency_key`.
+        included. idempotency_key: the same key and content give the same request. model: a name that some worker of the
+        pool has had, or an identity (its `+` tells it from a name), which may wait for its first worker until the
+        deadline; empty for whatever the pool runs. Errors: `InvalidRequest`, `Conflict`, `QueueFull`, `NotFound`
+        (model), and `BrokerUnavailable`: it may have been accepted all the same, so call again with the same
+        `request_id` or `idempotency_key`.
         """
         item = calls.Submission(
             request=request_id or keys.new_ulid(),

@@ -64,8 +64,6 @@ class Lease:
     context_tokens: int = 0
     memory_bytes: int = 0
     """Memory budget of this worker: weights, KV pages and saved prefixes."""
-    started_ms: int = 0
-    """Broker time at join; filled in by the script."""
 
     def pack(self) -> str:
         keys.check_id(self.worker, "worker")

@@ -322,4 +322,4 @@ def _line(error: BaseException) -> str:
     """An error as one line: its own words for Prism's errors, else its type alone (a message may quote the prompt)."""
     if isinstance(error, PrismError):
         return " ".join(str(error).split())
-    return type(error).__name__
+    return f"the worker met an unexpected {type(error).__name__}; its log says where"

@@ -53,4 +53,5 @@ def facts(snapshot: Snapshot, wanted: int) -> dict[str, Any]:
         "boxed": snapshot.boxed,
         "parked": sum(snapshot.parked.values()),
         "oldest_wait_ms": snapshot.oldest_wait_ms,
+        "oldest_background_or_batch_wait_ms": snapshot.behind_ms,
     }

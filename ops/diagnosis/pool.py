@@ -13,6 +13,7 @@ from ops.diagnosis.machine import usable_cores
 
 SAMPLE = 100
 """Open requests whose RQ records are compared."""
+STARVED_MS = 60_000
 RQ_STATUS = {"queued": "queued", "running": "started"}
 
 
@@ -23,6 +24,7 @@ def checks(snapshot: Snapshot, client: Any, url: str, where: str) -> list[Check]
         members(snapshot, where),
         leases(snapshot.workers, where),
         parked(snapshot, where),
+        starved(snapshot, where),
         cores(snapshot.workers, socket.gethostname(), usable_cores()),
         records(client, url),
     ]
@@ -60,6 +62,20 @@ def parked(snapshot: Snapshot, where: str) -> Check:
     waiting = ", ".join(f"{count} for {names[i] or 'any model'}" for i, count in snapshot.parked.items())
     starts = "; ".join(f"prism worker {name or 'MODEL'}{where}" for name in names.values())
     return Check("parked", "warning", f"turns with nobody to run them: {waiting}", starts)
+
+
+def starved(snapshot: Snapshot, where: str) -> Check:
+    """Interactive turns always go first: where they fill every slot, the others wait until their deadline."""
+    waiting = snapshot.queued.background + snapshot.queued.batch
+    if snapshot.behind_ms < STARVED_MS or snapshot.parked:
+        return Check("fairness", "good", f"{waiting} background turn(s) and batch line(s) wait, none for long")
+    return Check(
+        "fairness",
+        "warning",
+        f"{waiting} background turn(s) and batch line(s) wait, the first for {snapshot.behind_ms / 1000:.0f} s: "
+        "turns of higher priority take every slot, and those that wait end at their deadline",
+        f"more workers (prism worker MODEL{where}; prism backlog{where} says how many), or longer deadlines",
+    )
 
 
 def cores(workers: Sequence[WorkerInfo], host: str, usable: float) -> Check:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from broker import keys
 from broker.admin import Admin
 from broker.errors import NotFound
+from ops.diagnosis.pool import starved
 from tests.conformance.rig import MODEL, Rig, must_take, play
 
 
@@ -73,6 +75,25 @@ def test_turns_are_parked_while_no_worker_of_their_model_lives(rig: Rig) -> None
     assert admin.snapshot().parked == {"": 1, MODEL: 1}
     rig.worker("w2", model="other+1")
     assert admin.snapshot().parked == {MODEL: 1}
+
+
+def test_it_is_seen_how_long_turns_of_lower_priority_wait_behind_interactive_ones(rig: Rig) -> None:
+    admin = Admin(rig.redis, rig.config)
+    worker = rig.worker()
+    lines = [rig.submit(priority=priority, group="g").request for priority in ("batch", "background", "batch")]
+    rig.redis.hincrby(keys.request(lines[0]), "queued_at", -90_000)
+    for _ in range(3):
+        rig.submit()
+        play(worker, must_take(worker), [1])
+    snapshot = admin.snapshot()
+    assert 90_000 <= snapshot.behind_ms < 180_000
+    check = starved(snapshot, "")
+    assert check.state == "warning"
+    assert "3 background turn(s) and batch line(s) wait, the first for 9" in check.finding
+    for _ in lines:
+        play(worker, must_take(worker), [1])
+    assert admin.snapshot().behind_ms == 0
+    assert starved(admin.snapshot(), "").state == "good"
 
 
 def test_counters_tell_what_happened(rig: Rig) -> None:

@@ -94,6 +94,7 @@ def test_cancel_answers_for_every_state_of_a_request(pool: dict[str, str]) -> No
 
 
 def test_top_and_doctor_show_the_worker(pool: dict[str, str]) -> None:
+    assert prism("submit", "Say hello.", "-n", "2", **pool).returncode == 0
     state = json.loads(prism("top", "--json", **pool).stdout)
     assert [worker["state"] for worker in state["workers"]] == ["idle"]
     assert state["counters"]["ended.done"] >= 1

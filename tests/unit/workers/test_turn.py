@@ -284,7 +284,8 @@ def test_a_decoder_that_fails_ends_the_turn_as_an_internal_error_without_a_word_
     rig.runtime.decoder.__class__ = Fragile
     rig.runtime.decoder.arm(20, restores=0)
     result, log = rig.run(prompt="hello", max_tokens=40)
-    assert (result.state, log.end["reason"]) == ("failed", "internal_error: OSError")
+    reason = "internal_error: the worker met an unexpected OSError; its log says where"
+    assert (result.state, log.end["reason"]) == ("failed", reason)
     again, _ = rig.run(prompt="hello", max_tokens=40)
     assert again.state == "done"
 
