@@ -32,6 +32,8 @@ SCALES_BYTES = 2 * TILE_ROWS
 """float16 d of every row, in order, before the byte columns they belong to."""
 WIDE = target().vbmi
 """Whether the wide form is the fast one here; it would be right anywhere."""
+PAIRS = target().avx2 and not WIDE
+"""Whether the narrow form takes two tiles at a time, by `lut_four`."""
 AHEAD = 9216
 """How far before their use weights are asked for, to the second-level cache: tables keep the first to themselves."""
 TILES_AT_ONCE = 4
@@ -45,9 +47,9 @@ def place_of(row: Any) -> Any:
 
 
 @device
-def prefetch_scales(block: Any) -> None:
-    memory.prefetch_t1(block + AHEAD)
-    memory.prefetch_t1(block + AHEAD + 64)
+def prefetch_scales(block: Any, ahead: Any) -> None:
+    memory.prefetch_t1(block + ahead)
+    memory.prefetch_t1(block + ahead + 64)
 
 
 @device
@@ -261,20 +263,31 @@ def store_sums(out: Any, sums: Any, rows: Any) -> None:
     simd.store_first(out + 192, sums[3], rows - 48)
 
 
-def matmul_of(name: str, tile_bytes: Any, one: Any, four: Any = None) -> Entry:
+@device
+def store_halves(out: Any, sums: Any, rows: Any) -> None:
+    """Write both halves of a tile of the narrow form."""
+    store_sums(out, sums[0], rows)
+    store_sums(out + 32, sums[1], rows - 8)
+
+
+def matmul_of(name: str, tile_bytes: Any, one: Any, four: Any = None, two: Any = None) -> Entry:
     """The entry of a family, from what it does with a tile.
 
-    `tile_bytes(cols)`, `one(tile, cols, record, out, rows)` for a token and `four(tile, cols, record, stride, out,
-    pitch, rows)` for 4 tokens, their records `stride` and their floats `pitch` bytes apart, are `device` functions.
+    `tile_bytes(cols)`, `one(tile, cols, record, out, rows)` for a token, `four(tile, cols, record, stride, out,
+    pitch, rows)` for 4 tokens, their records `stride` and their floats `pitch` bytes apart, and `two(tile, other, cols,
+    record, out, rows, apart)` for a token and two tiles, the second `apart` tiles further, are `device` functions.
+
+    A single token's two tiles are far apart: from two streams memory gives a quarter more than from one.
     """
 
     def matmul(
         w: Any, rows: Any, cols: Any, begin: Any, end: Any, act: Any, stride: Any, n_tokens: Any, out: Any, pitch: Any
     ) -> None:
         size = tile_bytes(cols)
-        for first in range(begin, end, TILES_AT_ONCE):
-            last = min(first + TILES_AT_ONCE, end)
-            fours = 0
+        step = TILES_AT_ONCE if n_tokens > 1 else max(end - begin, 1)
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            fours = pairs = 0
             if four is not None:
                 fours = n_tokens // 4 * 4
                 for token in range(0, fours, 4):
@@ -283,8 +296,14 @@ def matmul_of(name: str, tile_bytes: Any, one: Any, four: Any = None) -> Entry:
                         record = act + token * stride
                         four(w + tile * size, cols, record, stride, to, 4 * pitch, rows - TILE_ROWS * tile)
             for token in range(fours, n_tokens):
-                for tile in range(first, last):
+                record = act + token * stride
+                if two is not None:
+                    pairs = (last - first) // 2
+                    for tile in range(first, first + pairs):
+                        to, other = out + 4 * (token * pitch + TILE_ROWS * tile), tile + pairs
+                        two(w + tile * size, w + other * size, cols, record, to, rows - TILE_ROWS * tile, pairs)
+                for tile in range(first + 2 * pairs, last):
                     to = out + 4 * (token * pitch + TILE_ROWS * tile)
-                    one(w + tile * size, cols, act + token * stride, to, rows - TILE_ROWS * tile)
+                    one(w + tile * size, cols, record, to, rows - TILE_ROWS * tile)
 
     return entry(MATMUL, name=name)(matmul)

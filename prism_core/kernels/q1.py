@@ -21,10 +21,14 @@ from prism_core.kernels import memory, simd
 from prism_core.kernels.families import ROW, Bytes, Family
 from prism_core.kernels.jit import Entry, device, entry, kernel
 from prism_core.kernels.lut import BIT_OFFSETS, BITS_OFFSET, HEADER, LUT, RECORD, SCALE, SCALES
+from prism_core.kernels.lut_four import AHEAD as NEAR
+from prism_core.kernels.lut_four import group_of
 from prism_core.kernels.lut_tile import (
+    AHEAD,
     COLUMN,
     GROUP,
     GROUP_TABLES,
+    PAIRS,
     SCALES_BYTES,
     TILE_ROWS,
     WIDE,
@@ -40,6 +44,7 @@ from prism_core.kernels.lut_tile import (
     place_of,
     prefetch_scales,
     scaled,
+    store_halves,
     store_sums,
     totals_narrow,
     totals_wide,
@@ -74,7 +79,7 @@ def _tile_bytes_v1(cols: Any) -> Any:
 def _one_wide(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
     sums = zeros_wide()
     for _block in range(cols // _BLOCK):
-        prefetch_scales(tile)
+        prefetch_scales(tile, AHEAD)
         columns, tables, levels = tile + SCALES_BYTES, record + HEADER, record + SCALES
         totals = totals_wide(record + BITS_OFFSET)
         for _pair in range(2):
@@ -94,7 +99,7 @@ def _one_wide(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
 def _four_wide(tile: Any, cols: Any, record: Any, stride: Any, out: Any, pitch: Any, rows: Any) -> None:
     s0 = s1 = s2 = s3 = zeros_wide()
     for _block in range(cols // _BLOCK):
-        prefetch_scales(tile)
+        prefetch_scales(tile, AHEAD)
         columns, tables, levels, offset = tile + SCALES_BYTES, record + HEADER, record + SCALES, record + BITS_OFFSET
         t0, t1 = totals_wide(offset), totals_wide(offset + stride)
         t2, t3 = totals_wide(offset + 2 * stride), totals_wide(offset + 3 * stride)
@@ -134,7 +139,7 @@ def _group_narrow(columns: Any, tables: Any) -> Any:
 def _one_narrow(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
     s0 = s1 = zeros_narrow()
     for _block in range(cols // _BLOCK):
-        prefetch_scales(tile)
+        prefetch_scales(tile, AHEAD)
         columns, tables, address = tile + SCALES_BYTES, record + HEADER, record + SCALES
         t0 = t1 = totals_narrow(record + BITS_OFFSET)
         for _pair in range(2):
@@ -149,8 +154,47 @@ def _one_narrow(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
         s1 = accumulated_narrow(s1, tile + 16, record + SCALE, t1)
         tile += _block_bytes(_BLOCK)
         record += RECORD
-    store_sums(out, s0, rows)
-    store_sums(out + 32, s1, rows - 8)
+    store_halves(out, (s0, s1), rows)
+
+
+_groups = group_of([_BIT] * 4)
+
+
+@device
+def _group_two(columns: Any, others: Any, tables: Any) -> Any:
+    half = COLUMN // 2
+    a, b, c, d, e, f, g, h = _groups(columns, columns + half, others, others + half, tables)
+    return (a, b), (c, d), (e, f), (g, h)
+
+
+@device
+def _scaled_four(offset: Any, a: Any, b: Any, c: Any, d: Any, record: Any) -> Any:
+    """The totals of a block from the sums of its four groups."""
+    first = scaled(totals_narrow(offset), a, b, levels_narrow(record + SCALES))
+    return scaled(first, c, d, levels_narrow(record + SCALES + 4))
+
+
+@device
+def _two_narrow(tile: Any, other: Any, cols: Any, record: Any, out: Any, rows: Any, apart: Any) -> None:
+    s0 = s1 = s2 = s3 = zeros_narrow()
+    for _block in range(cols // _BLOCK):
+        prefetch_scales(tile, NEAR)
+        prefetch_scales(other, NEAR)
+        columns, others, tables = tile + SCALES_BYTES, other + SCALES_BYTES, record + HEADER
+        a0, a1, a2, a3 = _group_two(columns, others, tables)
+        b0, b1, b2, b3 = _group_two(columns + GROUP, others + GROUP, tables + GROUP_TABLES)
+        c0, c1, c2, c3 = _group_two(columns + 2 * GROUP, others + 2 * GROUP, tables + 2 * GROUP_TABLES)
+        d0, d1, d2, d3 = _group_two(columns + 3 * GROUP, others + 3 * GROUP, tables + 3 * GROUP_TABLES)
+        offset, scale = record + BITS_OFFSET, record + SCALE
+        s0 = accumulated_narrow(s0, tile, scale, _scaled_four(offset, a0, b0, c0, d0, record))
+        s1 = accumulated_narrow(s1, tile + 16, scale, _scaled_four(offset, a1, b1, c1, d1, record))
+        s2 = accumulated_narrow(s2, other, scale, _scaled_four(offset, a2, b2, c2, d2, record))
+        s3 = accumulated_narrow(s3, other + 16, scale, _scaled_four(offset, a3, b3, c3, d3, record))
+        tile += _block_bytes(_BLOCK)
+        other += _block_bytes(_BLOCK)
+        record += RECORD
+    store_halves(out, (s0, s1), rows)
+    store_halves(out + 4 * TILE_ROWS * apart, (s2, s3), rows - TILE_ROWS * apart)
 
 
 @device
@@ -159,7 +203,7 @@ def _one_v1(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
     none = (simd.splat_i16x16(0), simd.splat_i16x16(0))
     for block in range(cols // _BLOCK_V1):
         group = block % 4
-        prefetch_scales(tile)
+        prefetch_scales(tile, AHEAD)
         a0, a1 = _group_narrow(tile + SCALES_BYTES, record + HEADER + GROUP_TABLES * group)
         level = simd.as_i16x16(simd.splat_i32x8(memory.load_u16(record + SCALES + 2 * group)))
         offset = totals_narrow(record + BIT_OFFSETS + 4 * group)
@@ -167,8 +211,7 @@ def _one_v1(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
         s1 = accumulated_narrow(s1, tile + 16, record + SCALE, scaled(offset, a1, none, level))
         tile += _block_bytes(_BLOCK_V1)
         record += RECORD * (group // 3)
-    store_sums(out, s0, rows)
-    store_sums(out + 32, s1, rows - 8)
+    store_halves(out, (s0, s1), rows)
 
 
 # Packing and rows
@@ -235,7 +278,7 @@ def pack(tensor_type: TensorType, raw: Bytes, rows: int, cols: int) -> Bytes:
 
 
 matmul_wide = matmul_of("q1_wide", _tile_bytes, _one_wide, _four_wide)
-matmul_narrow = matmul_of("q1_narrow", _tile_bytes, _one_narrow)
+matmul_narrow = matmul_of("q1_narrow", _tile_bytes, _one_narrow, two=_two_narrow if PAIRS else None)
 matmul_v1 = matmul_of("q1_v1", _tile_bytes_v1, _one_v1)
 
 

@@ -24,10 +24,14 @@ from prism_core.kernels import memory, simd
 from prism_core.kernels.families import ROW, Bytes, Family
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.lut import CODE_OFFSETS, HEADER, LUT, RECORD, SCALE, SCALES
+from prism_core.kernels.lut_four import AHEAD as NEAR
+from prism_core.kernels.lut_four import group_of
 from prism_core.kernels.lut_tile import (
+    AHEAD,
     COLUMN,
     GROUP,
     GROUP_TABLES,
+    PAIRS,
     SCALES_BYTES,
     TILE_ROWS,
     WIDE,
@@ -44,6 +48,7 @@ from prism_core.kernels.lut_tile import (
     place_of,
     prefetch_scales,
     scaled,
+    store_halves,
     store_sums,
     totals_narrow,
     totals_wide,
@@ -93,7 +98,7 @@ def _wide(columns_of_block: int) -> tuple[Any, Any]:
     def one(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
         sums, half = zeros_wide(), 0
         for _block in range(cols // columns_of_block):
-            prefetch_scales(tile)
+            prefetch_scales(tile, AHEAD)
             columns = tile + SCALES_BYTES
             for _pair in range(pairs):
                 tables = record + HEADER + 2 * GROUP_TABLES * half
@@ -111,7 +116,7 @@ def _wide(columns_of_block: int) -> tuple[Any, Any]:
         s0 = s1 = s2 = s3 = zeros_wide()
         half = 0
         for _block in range(cols // columns_of_block):
-            prefetch_scales(tile)
+            prefetch_scales(tile, AHEAD)
             columns = tile + SCALES_BYTES
             for _pair in range(pairs):
                 tables = record + HEADER + 2 * GROUP_TABLES * half
@@ -153,28 +158,73 @@ def _half_narrow(sums: Any, scales: Any, columns: Any, record: Any, half: Any, l
     return accumulated_narrow(sums, scales, record + SCALE, totals)
 
 
-def _narrow(columns_of_block: int) -> Any:
-    """`one` of `matmul_of` for weights with a scale per so many columns."""
+@device
+def _term_narrow(sums: Any, scales: Any, columns: Any, record: Any, half: Any) -> Any:
+    s0 = _half_narrow(sums[0], scales, columns, record, half, 2)
+    return s0, _half_narrow(sums[1], scales + 16, columns + COLUMN // 2, record, half, 0)
+
+
+_planes = group_of([1, 1, 2, 2])
+
+
+@device
+def _group_planes(columns: Any, tables: Any) -> Any:
+    """Both halves of a tile."""
+    other = columns + COLUMN // 2
+    a, b, c, d, e, f, g, h = _planes(columns, other, columns + GROUP, other + GROUP, tables)
+    return added((a, b), (e, f)), added((c, d), (g, h))
+
+
+@device
+def _term_four(sums: Any, scales: Any, columns: Any, record: Any, half: Any) -> Any:
+    tables, levels = record + HEADER + 2 * GROUP_TABLES * half, levels_narrow(record + SCALES + 4 * half)
+    a0, a1 = _group_planes(columns, tables)
+    b0, b1 = _group_planes(columns + 2 * GROUP, tables + GROUP_TABLES)
+    offset = totals_narrow(record + CODE_OFFSETS + 4 * half)
+    s0 = accumulated_narrow(sums[0], scales, record + SCALE, scaled(offset, a0, b0, levels))
+    return s0, accumulated_narrow(sums[1], scales + 16, record + SCALE, scaled(offset, a1, b1, levels))
+
+
+def _narrow(columns_of_block: int, term: Any, ahead: int) -> tuple[Any, Any]:
+    """(one, two) of `matmul_of` for weights with a scale per so many columns."""
     pairs = columns_of_block // _PAIR
 
     @device
     def one(tile: Any, cols: Any, record: Any, out: Any, rows: Any) -> None:
-        s0 = s1 = zeros_narrow()
+        sums = zeros_narrow(), zeros_narrow()
         half = 0
         for _block in range(cols // columns_of_block):
-            prefetch_scales(tile)
+            prefetch_scales(tile, ahead)
             columns = tile + SCALES_BYTES
             for _pair in range(pairs):
-                s0 = _half_narrow(s0, tile, columns, record, half, 2)
-                s1 = _half_narrow(s1, tile + 16, columns + COLUMN // 2, record, half, 0)
+                sums = term(sums, tile, columns, record, half)
                 columns += _PAIR_BYTES
                 record += RECORD * half
                 half ^= 1
             tile += _block_bytes(columns_of_block)
-        store_sums(out, s0, rows)
-        store_sums(out + 32, s1, rows - 8)
+        store_halves(out, sums, rows)
 
-    return one
+    @device
+    def two(tile: Any, other: Any, cols: Any, record: Any, out: Any, rows: Any, apart: Any) -> None:
+        sums = others = zeros_narrow(), zeros_narrow()
+        half = 0
+        for _block in range(cols // columns_of_block):
+            prefetch_scales(tile, ahead)
+            prefetch_scales(other, ahead)
+            columns, far = tile + SCALES_BYTES, other + SCALES_BYTES
+            for _pair in range(pairs):
+                sums = term(sums, tile, columns, record, half)
+                others = term(others, other, far, record, half)
+                columns += _PAIR_BYTES
+                far += _PAIR_BYTES
+                record += RECORD * half
+                half ^= 1
+            tile += _block_bytes(columns_of_block)
+            other += _block_bytes(columns_of_block)
+        store_halves(out, sums, rows)
+        store_halves(out + 4 * TILE_ROWS * apart, others, rows - TILE_ROWS * apart)
+
+    return one, two
 
 
 # Rows and families
@@ -235,8 +285,14 @@ def _family(columns_of_block: int) -> Family:
         read(w, cols, r, out)
 
     name = f"ternary{columns_of_block}"
-    parts = _wide(columns_of_block) if WIDE else (_narrow(columns_of_block), None)
-    matmul = matmul_of(name, tile_bytes, *parts)
+    if WIDE:
+        one, four = _wide(columns_of_block)
+        matmul = matmul_of(name, tile_bytes, one, four)
+    elif PAIRS:
+        one, two = _narrow(columns_of_block, _term_four, NEAR)
+        matmul = matmul_of(name, tile_bytes, one, two=two)
+    else:
+        matmul = matmul_of(name, tile_bytes, _narrow(columns_of_block, _term_narrow, AHEAD)[0])
     return Family(name, TILE_ROWS, LUT, pack, packed_bytes, matmul, entry(ROW, name=f"{name}_row")(row))
 
 
