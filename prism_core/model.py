@@ -25,7 +25,7 @@ from prism_core.kernels.selection import few_highest
 from prism_core.kernels.target import target
 from prism_core.kernels.threads import MAX_THREADS
 from prism_core.limits import MAX_CONTEXT_TOKENS
-from prism_core.machine import memory_bytes
+from prism_core.machine import memory_bytes, require_room
 from prism_core.models import build_graph, check_architecture
 from prism_core.models.assembly import Program, Scratch
 from prism_core.models.graph import Graph
@@ -37,6 +37,9 @@ from prism_core.weights import Layout, Weights, load_weights, packed_type
 DEFAULT_CONTEXT_TOKENS = 4096
 TILE_TOKENS = 128
 """Most tokens that one prefill call takes through the layers together."""
+
+KERNEL_BYTES = 160 << 20
+"""Address space that is asked for before the compiler is: without it, LLVM would end the process."""
 
 Progress = Callable[[str, float], None]
 
@@ -95,6 +98,7 @@ class Model:
         self.load(progress)
         assert self._weights is not None
         with self._naming_the_file():
+            require_room(KERNEL_BYTES)
             program = Program(
                 self._graph,
                 self._weights.address,
@@ -185,6 +189,9 @@ def open_model(
     except ModelError as error:
         file.close()
         raise _named(file.path, error) from error
+    except MemoryError as error:
+        file.close()
+        raise ModelError(f"{file.path}: the system refuses the memory for its tokenizer and tables") from error
     except BaseException:
         file.close()
         raise

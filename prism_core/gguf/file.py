@@ -144,6 +144,10 @@ def open_gguf(path: str | Path, *, inspect: bool = False) -> GgufFile:
             sources.append(Source(other))
             shards.append(_parsed(sources[-1]))
         return GgufFile(path, shards, [source.map for source in sources], sources, inspect)
+    except MemoryError as error:
+        for source in sources:
+            source.close()
+        raise ModelError(f"{path}: the system refuses the memory for its header") from error
     except BaseException:
         for source in sources:
             source.close()

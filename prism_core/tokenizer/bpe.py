@@ -16,11 +16,14 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from prism_core.errors import InvalidRequest, ModelError
+from prism_core.machine import require_room
 from prism_core.tokenizer.pretokenizers import PreTokenizer
 from prism_core.tokenizer.vocabulary import BYTE_TO_CHAR, CONTROL, MAX_MERGES, UNKNOWN, Vocabulary
 
 MAX_PIECE_BYTES: Final = 64 * 1024
 WINDOW_CHARS: Final = 32 * 1024
+BYTES_PER_ENTRY: Final = 384
+"""About what the library takes for a token or a merge; refused that, it would end the process."""
 
 
 class BpeEncoder:
@@ -40,6 +43,7 @@ class BpeEncoder:
         self._splits = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         )
+        require_room(BYTES_PER_ENTRY * (len(ids) + len(merges)))
         self._tokenizer = RustTokenizer(models.BPE(ids, merges, ignore_merges=pre.whole_pieces))
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [self._splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 from prism_core.errors import InvalidRequest, ModelError
+from prism_core.machine import require_room
 from prism_core.tokenizer.pretokenizers import PRE_TOKENIZERS
 from prism_core.tokenizer.special import SpecialTokens
 from prism_core.tokenizer.spm import SPACE, SpmEncoder
@@ -27,6 +28,8 @@ from prism_core.tokenizer.vocabulary import (
 )
 
 MAX_INPUT_BYTES: Final = 1024 * 1024
+LIBRARY_BYTES: Final = 32 << 20
+"""Address space that the Rust library is given, beside that of its tables."""
 Special = Literal["literal", "parse"]
 
 
@@ -57,6 +60,7 @@ class Tokenizer:
         pre = text_of(metadata, "tokenizer.ggml.pre", "default")
         encoder: _Encoder
         if vocabulary.model == "gpt2":
+            require_room(LIBRARY_BYTES)
             from prism_core.tokenizer.bpe import BpeEncoder  # loads the Rust library
 
             rules = PRE_TOKENIZERS.get(pre, PRE_TOKENIZERS["default"])
