@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 
 from broker.reap import reap
+from prism_core.kernels.jit import kernel
 from tests.brokers import PrivateBroker
 from tests.pool import wait_for
 from tests.unit.workers.rig import Rig
@@ -42,6 +46,37 @@ def test_a_lease_is_renewed_while_the_loop_makes_progress_and_lapses_when_it_han
 def _other(rig: Rig, before: bytes | None) -> bytes | None:
     beat = rig.redis.hget("prism:w:w1:stat", "beat")
     return beat if beat != before else None
+
+
+@kernel("boolean(int64[::1], int64)")
+def spin_until_told(flags, tries):
+    """Whether somebody set flags[0] while this ran."""
+    for step in range(tries):
+        flags[1] = step
+        if flags[0] != 0:
+            return True
+    return False
+
+
+def test_a_beat_thread_is_not_held_up_by_a_kernel():
+    """A kernel that kept the interpreter to itself would let a healthy worker's lease lapse. All kernels are made by
+    the same decorator as this one."""
+    flags = np.zeros(2, np.int64)
+    inside = threading.Event()
+
+    def beat() -> None:
+        inside.wait(20)
+        while flags[1] == 0:  # the kernel has begun
+            pass
+        flags[0] = 1
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    spin_until_told(flags.copy(), 1)  # compiled
+    inside.set()
+    told = spin_until_told(flags, 1 << 34)
+    thread.join()
+    assert told
 
 
 def test_a_reaped_worker_is_told_so(rig: Rig):
