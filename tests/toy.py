@@ -211,7 +211,7 @@ class ToyModel:
         parts = {"weights": 3 * VOCAB * WIDTH * 8, "kv_cache": 64 * (context_tokens or self.context_tokens)}
         return parts | {"total": sum(parts.values())}
 
-    def decoder(self) -> ToyDecoder:
+    def decoder(self, progress: Any = None) -> ToyDecoder:
         return ToyDecoder(identity=self.identity, **self._options)
 
 

@@ -39,6 +39,7 @@ MAX_REPORT_BYTES = 2000  # less than a pipe holds, so that nobody need be readin
 DEFAULT_OPENER = "prism_core.model:open_model"
 PR_SET_PDEATHSIG = 1
 AWAY_S = 0.5
+PROGRESS_S = 3.0  # a first start packs weights and compiles for some ten seconds; a later one is done before this
 SWITCH_S = 0.0005  # a decoder step that ends must not wait 5 ms for a thread that parses a reply
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def run(orders: Orders) -> int:
         config.model, threads=config.threads, context_tokens=config.context_tokens, memory_budget=config.memory_bytes
     )
     model.chat.warm()
-    decoder = model.decoder()
+    decoder = model.decoder(reporting(orders.name))
     memory = plan(model, decoder, memory_bytes=config.memory_bytes, saved_prefixes=config.saved_prefixes)
     runtime = Runtime(decoder, memory.limits, retention="lru", checkpoint_ceiling=64)
     warm(runtime, config.model)
@@ -111,6 +112,20 @@ def run(orders: Orders) -> int:
         resolve(orders.prepare)(store)
     worker = TurnWorker(store=store, rq_client=rq_client, model=model, runtime=runtime, plan=memory, config=config)
     return worker.work()
+
+
+def reporting(name: str) -> Callable[[str, float], None]:
+    """Says in the log what a slow start is doing, and how much of that is done, every few seconds."""
+    due = time.monotonic() + PROGRESS_S
+
+    def report(what: str, share: float) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + PROGRESS_S
+            log.info(what, extra={"worker": name, "done": f"{share:.0%}"})
+
+    return report
 
 
 def warm(runtime: Runtime, name: str) -> None:

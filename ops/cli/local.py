@@ -40,6 +40,7 @@ def run(
     with progress() as report:
         report(f"loading {path.name}", 0, 0)
         loaded = prism_core.open_model(path, threads=threads, context_tokens=context)
+        decoder = loaded.decoder(lambda what, share: report(what, round(100 * share), 100))
     ready = time.monotonic()
     prompt_ids = loaded.tokenizer.encode(text) if raw else loaded.chat.encode([{"role": "user", "content": text}])
     seed = secrets.randbits(63) if seed is None else seed
@@ -64,7 +65,7 @@ def run(
         ids.append(token)
         show(stream.push(token))
 
-    runtime = prism_core.Runtime(loaded.decoder(), prism_core.Limits(loaded.context_tokens, 0, 8 << 30))
+    runtime = prism_core.Runtime(decoder, prism_core.Limits(loaded.context_tokens, 0, 8 << 30))
     completion = runtime.generate(
         prompt_ids,
         prism_core.Generation(max_tokens, loaded.tokenizer.stop_tokens),

@@ -112,7 +112,7 @@ class ParrotModel(ToyModel):
         self.identity = "0" * 64 + "+parrot.1"
         self.chat = ParrotChat(self.tokenizer)  # type: ignore[assignment]
 
-    def decoder(self) -> Any:
+    def decoder(self, progress: Any = None) -> Any:
         return ParrotDecoder(self.identity)
 
 

@@ -15,7 +15,7 @@ from ops.bench import synthetic
 from tests.unit.engine.stepping import home_with_shared_caches
 from tests.unit.models.mutations import rewritten, tiny
 from workers.config import WorkerConfig
-from workers.main import EXIT_UNUSABLE, Orders
+from workers.main import EXIT_UNUSABLE, PROGRESS_S, Orders, reporting
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,3 +71,21 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, home: Path, kind: str)
         synthetic.qwen3(path, layers=1)
         os.truncate(path, path.stat().st_size // 2)
     assert len(refusal(path)) < 300
+
+
+def test_a_slow_start_says_what_it_is_doing_and_a_fast_one_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("workers.main.time.monotonic", lambda: now[0])
+    report = reporting("w1")
+    with caplog.at_level("INFO"):
+        report("packing weights", 0.0)
+        now[0] += PROGRESS_S - 0.1
+        report("packing weights", 0.9)
+        assert not caplog.records
+        for share in (0.25, 0.5, 0.75):
+            now[0] += 0.6 * PROGRESS_S
+            report("preparing kernels", share)
+    said = [(record.getMessage(), record.__dict__["done"]) for record in caplog.records]
+    assert said == [("preparing kernels", "25%"), ("preparing kernels", "75%")]
