@@ -1,7 +1,8 @@
 """Layouts of the types with one scale for 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 
 A block of a tile is the block's fields one after the other, each interleaved over the 8 rows: the scales (and minimums)
-of 8 rows, then the fifth bits if any, then the codes 4 bytes a row. Packed matrices have the size of the file's.
+of 8 rows, then the codes 4 bytes a row, those of 5 bits made dense (see `dense`). Packed matrices have the size of the
+file's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 from typing import ClassVar
 
 from prism_core.gguf.types import TensorType
+from prism_core.kernels.dense import Dense
 from prism_core.kernels.families import Bytes, Family
 from prism_core.kernels.layout import Layout
 from prism_core.kernels.packing import Field, interleave
@@ -67,10 +69,11 @@ class Q41(Block32):
         return [place.load(f16x8, self._at(1)).floats()]
 
 
-class _Q5(Block32):
+class _Q5(Dense, Block32):
     largest = 31
+    bits = 5
 
-    def codes(self, place: Place, part: int) -> list[Lanes]:
+    def file_codes(self, place: Place, part: int) -> list[Lanes]:
         """Bit c of a row's 32-bit word is the fifth bit of column c."""
         words = place.load(i32x8, self._at(-2))
         fifth = []
@@ -86,6 +89,7 @@ class Q50(_Q5):
     name = "q5_0"
     block_bytes = 8 * 22
     fields = ((2, 2), (4, 4), (16, 4))
+    codes_at = 8 * 2
     offset = 16
 
 
@@ -93,6 +97,7 @@ class Q51(_Q5):
     name = "q5_1"
     block_bytes = 8 * 24
     fields = ((2, 2), (2, 2), (4, 4), (16, 4))
+    codes_at = 8 * 4
     minimums_per_32 = 1
 
     def minimums(self, place: Place, part: int) -> list[Lanes]:
@@ -164,5 +169,7 @@ def family(tensor_type: TensorType) -> Family:
 
     def pack(_type: TensorType, raw: Bytes, rows: int, cols: int, out: Bytes) -> None:
         interleave(raw, rows, cols // 32, layout.moves, out, layout.block_bytes)
+        if isinstance(layout, Dense):
+            layout.condense(out)
 
     return family_of(layout, pack)

@@ -1,8 +1,9 @@
 """Layouts of the K-quants: 256 weights with small integer scales per 16 or 32 under one or two float16 scales.
 
-A block of a tile is the block's fields, each interleaved over the 8 rows. The 6-bit scales of Q3_K, Q4_K and Q5_K are
-unpacked to bytes, which adds 4 bytes to 110, 144 and 176. As in the blocks' definition, the float16 scale is multiplied
-with the integer one first, rounded to float32, and so is the minimum.
+A block of a tile is the block's fields, each interleaved over the 8 rows, and the codes of Q3_K, Q5_K and Q6_K made
+dense (see `dense`). The 6-bit scales of Q3_K, Q4_K and Q5_K are unpacked to bytes, which adds 4 bytes to 110, 144 and
+176. As in the blocks' definition, the float16 scale is multiplied with the integer one first, rounded to float32, and
+so is the minimum.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 from prism_core.gguf.kquants import q3_k_scales, scales_and_minimums
 from prism_core.gguf.types import TensorType
+from prism_core.kernels.dense import Dense
 from prism_core.kernels.families import Bytes, Family
 from prism_core.kernels.layout import Layout
 from prism_core.kernels.packing import TILE_ROWS, Field, interleave
-from prism_core.kernels.simd import f16x8, i8x8, i8x32, i32x8
+from prism_core.kernels.simd import i8x8, i8x32, i32x8
 from prism_core.kernels.staging import Lanes, Place
 from prism_core.kernels.tiles import family_of
 
@@ -52,10 +54,10 @@ class _Affine(KQuant):
     _SCALES, _MINIMUMS, _CODES = 32, 96, 160
 
     def scales(self, place: Place, part: int) -> list[Lanes]:
-        return [place.load(f16x8, 0).floats() * self._small(place, self._SCALES, part)]
+        return [place.scale(0) * self._small(place, self._SCALES, part)]
 
     def minimums(self, place: Place, part: int) -> list[Lanes]:
-        return [(place.load(f16x8, 16).floats() * self._small(place, self._MINIMUMS, part)).negated()]
+        return [(place.scale(16) * self._small(place, self._MINIMUMS, part)).negated()]
 
     def _nibbles(self, place: Place, at: int, part: int) -> list[Lanes]:
         """Run r of 32 bytes has part 2r in its low halves and part 2r + 1 in its high ones."""
@@ -81,12 +83,13 @@ class Q4K(_Affine):
         return self._nibbles(place, self._CODES, part)
 
 
-class Q5K(_Affine):
+class Q5K(Dense, _Affine):
     name = "q5_k"
     block_bytes = 8 * (176 + 4)
     largest = 31
+    bits, codes_at = 5, _Affine._CODES
 
-    def codes(self, place: Place, part: int) -> list[Lanes]:
+    def file_codes(self, place: Place, part: int) -> list[Lanes]:
         """The fifth bit of a weight of part p is bit p of its byte in the first 32 bytes."""
         high = self._vectors(place, self._CODES)
         shifted = [(bits << (4 - part)) if part < 4 else (bits >> (part - 4)) for bits in high]
@@ -94,16 +97,17 @@ class Q5K(_Affine):
         return [low | (bits & 16) for low, bits in zip(nibbles, shifted, strict=True)]
 
 
-class Q6K(KQuant):
+class Q6K(Dense, KQuant):
     """ql 128 bytes, qh 64, 16 signed scales, d."""
 
     name = "q6_k"
     block_bytes = 8 * 210
     scales_per_32 = 2
     largest, offset = 63, 32
+    bits, codes_at = 6, 0
     _HIGH, _SCALES, _D = 8 * 128, 8 * 192, 8 * 208
 
-    def codes(self, place: Place, part: int) -> list[Lanes]:
+    def file_codes(self, place: Place, part: int) -> list[Lanes]:
         half, group = divmod(part, 4)
         low = self._vectors(place, 512 * half + 256 * (group % 2))
         high = self._vectors(place, self._HIGH + 256 * half)
@@ -111,7 +115,7 @@ class Q6K(KQuant):
         return [a | (((b >> (2 * group)) & 3) << 4) for a, b in zip(low, high, strict=True)]
 
     def scales(self, place: Place, part: int) -> list[Lanes]:
-        d = place.load(f16x8, self._D).floats()
+        d = place.scale(self._D)
         return [d * self._small(place, self._SCALES, 2 * part + index, signed=True) for index in range(2)]
 
     def pack(self, blocks: Bytes, rows: int, per_row: int, out: Bytes) -> None:
@@ -142,12 +146,12 @@ class Q2K(_TwoBits):
         return self._two_bits(place, self._CODES, part)
 
     def scales(self, place: Place, part: int) -> list[Lanes]:
-        d = place.load(f16x8, self._D).floats()
+        d = place.scale(self._D)
         small = [place.load(i8x8, 8 * (2 * part + index)) & 15 for index in range(2)]
         return [d * each.widened(i32x8, signed=False).floats() for each in small]
 
     def minimums(self, place: Place, part: int) -> list[Lanes]:
-        dmin = place.load(f16x8, self._DMIN).floats()
+        dmin = place.scale(self._DMIN)
         small = [place.load(i8x8, 8 * (2 * part + index)) >> 4 for index in range(2)]
         return [(dmin * each.widened(i32x8, signed=False).floats()).negated() for each in small]
 
@@ -156,15 +160,16 @@ class Q2K(_TwoBits):
         self._move(blocks, rows, per_row, fields, out)
 
 
-class Q3K(_TwoBits):
+class Q3K(Dense, _TwoBits):
     """32 bytes of third bits, 64 bytes of codes, 16 signed scales, d."""
 
     name = "q3_k"
     block_bytes = 8 * (110 + 4)
     largest, offset = 7, 4
+    bits, codes_at = 3, 0
     _CODES, _SCALES, _D = 8 * 32, 8 * 96, 8 * 112
 
-    def codes(self, place: Place, part: int) -> list[Lanes]:
+    def file_codes(self, place: Place, part: int) -> list[Lanes]:
         """The third bit of a weight of part p is bit p of its byte in the first 32 bytes."""
         third = self._vectors(place, 0)
         shifted = [(bits << (2 - part)) if part < 2 else (bits >> (part - 2)) for bits in third]
@@ -172,7 +177,7 @@ class Q3K(_TwoBits):
         return [a | (bits & 4) for a, bits in zip(low, shifted, strict=True)]
 
     def scales(self, place: Place, part: int) -> list[Lanes]:
-        d = place.load(f16x8, self._D).floats()
+        d = place.scale(self._D)
         return [d * self._small(place, self._SCALES, 2 * part + index, signed=True) for index in range(2)]
 
     def pack(self, blocks: Bytes, rows: int, per_row: int, out: Bytes) -> None:
@@ -192,5 +197,7 @@ def family(tensor_type: TensorType) -> Family:
 
     def pack(kind: TensorType, raw: Bytes, rows: int, cols: int, out: Bytes) -> None:
         layout.pack(raw.reshape(-1, kind.block_bytes), rows, cols // BLOCK, out)
+        if isinstance(layout, Dense):
+            layout.condense(out)
 
     return family_of(layout, pack)

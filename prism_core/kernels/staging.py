@@ -101,11 +101,12 @@ class Lanes:
 class Place:
     """An address known when the kernel runs, with offsets known when it is compiled."""
 
-    __slots__ = ("address", "builder")
+    __slots__ = ("_scales", "address", "builder")
 
     def __init__(self, builder: Any, address: Any) -> None:
         self.builder = builder
         self.address = address
+        self._scales: dict[int, Lanes] = {}
 
     def _pointer(self, offset: int, kind: Any) -> Any:
         moved = self.builder.add(self.address, ir.Constant(I64, offset)) if offset else self.address
@@ -119,6 +120,12 @@ class Place:
         """A vector `offset` bytes further."""
         value = self.builder.load(self._pointer(offset, kind.llvm), typ=kind.llvm, align=1)
         return Lanes(self.builder, kind, value)
+
+    def scale(self, offset: int) -> Lanes:
+        """8 float16 as float32, loaded and converted once however often they are asked for at this place."""
+        if offset not in self._scales:
+            self._scales[offset] = self.load(vector("f16", 8), offset).floats()
+        return self._scales[offset]
 
     def store(self, lanes: Lanes, offset: int) -> None:
         """Write a vector `offset` bytes further."""
