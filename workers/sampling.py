@@ -5,7 +5,7 @@ Invariant: a sampler made for the ids emitted so far draws what an uninterrupted
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from prism_core.sampling import Sampler, TemperatureSampler, give_back
 
 
 class Best:
-    """Greedy over logits that the Runtime has found finite already: looking twice would cost five times as much."""
+    """Greedy, for turns that ask for log-probabilities: numpy copies read-only logits to look through them."""
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         return int(logits.argmax())  # the first of equals, so the lowest id
@@ -25,11 +25,14 @@ class Best:
         return self
 
 
-def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> Sampler:
-    """The spec's sampler, standing after `emitted`. `InvalidRequest` names a parameter out of the sampler's range."""
+def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> TurnSampler | None:
+    """The spec's sampler, standing after `emitted`; None: the Runtime's own greedy, which has the best token at hand.
+
+    `InvalidRequest` names a parameter out of the sampler's range.
+    """
     plain = spec.repetition_penalty == 1.0 and spec.presence_penalty == 0.0 and spec.frequency_penalty == 0.0
     if spec.temperature == 0.0 and plain:
-        return Best()
+        return None if spec.logprobs is None else TurnSampler(Best(), spec.logprobs)
     sampler = TemperatureSampler(
         seed=spec.seed or 0,
         temperature=spec.temperature,
@@ -41,19 +44,18 @@ def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> Sampler:
         frequency_penalty=spec.frequency_penalty,
     )
     sampler.resume(emitted)
-    return sampler
+    return TurnSampler(sampler, spec.logprobs)
 
 
 class TurnSampler:
-    """Wraps a turn's sampler: `drawn` is called after each draw, right before the step that evaluates it.
+    """Wraps a turn's sampler to remember what it drew from.
 
     With `alternatives`, `last` holds natural log-probabilities of the unmodified logits for the last draw:
     `{"lp": float, "top": [[id, lp], ...]}` with so many of the best ids, best first, ties by lower id.
     """
 
-    def __init__(self, inner: Any, drawn: Callable[[], None], alternatives: int | None = None) -> None:
+    def __init__(self, inner: Sampler, alternatives: int | None = None) -> None:
         self.inner = inner
-        self._drawn = drawn
         self._alternatives = alternatives
         self.last: dict[str, Any] | None = None
 
@@ -61,7 +63,6 @@ class TurnSampler:
         token = int(self.inner.sample(logits))
         if self._alternatives is not None:
             self.last = _logprobs(logits, token, self._alternatives)
-        self._drawn()
         return token
 
     def copy(self) -> Any:

@@ -202,12 +202,16 @@ class Turn:
 
     def _run_runtime(self, prompt: TurnPrompt, text: TurnText, left: int) -> str:
         spec = self._claim.spec
-        sampler = TurnSampler(sampler_for(spec, self._ids), self._flusher.kick, spec.logprobs)
+        sampler = sampler_for(spec, self._ids)
 
         def emit(token: int) -> None:
             self._flusher.wait_for_room(self._check_deadline)
             self._ids.append(token)
             self._flusher.token(token, text.push(token), self._logprob(sampler))
+
+        def step_begins() -> bool:
+            self._flusher.kick()
+            return text.stopped
 
         completion = self._runtime.generate(
             [*prompt.token_ids, *self._ids],
@@ -219,7 +223,7 @@ class Turn:
             emit=emit,
             save_at=tuple(at for at in prompt.save_at if 0 < at < len(prompt.token_ids)),
             timings=self._timings,
-            stop_when=lambda: text.stopped,
+            stop_when=step_begins,
             on_prefix=self._started,
         )
         return "stop" if completion.finish is Finish.STOP else "length"
@@ -242,9 +246,9 @@ class Turn:
         tail = b"".join(bytes(self._model.tokenizer.token_bytes(token)) for token in prompt[-THOUGHT_TAIL:])
         return tail.rstrip().endswith(b"<think>")
 
-    def _logprob(self, sampler: TurnSampler) -> dict[str, Any] | None:
+    def _logprob(self, sampler: TurnSampler | None) -> dict[str, Any] | None:
         """The last draw's log-probabilities with each token's bytes, which a gateway without a tokenizer needs."""
-        if sampler.last is None:
+        if sampler is None or sampler.last is None:
             return None
         name = self._model.tokenizer.token_bytes
         top = [[token, lp, bytes(name(token))] for token, lp in sampler.last["top"]]
