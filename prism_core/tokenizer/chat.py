@@ -94,7 +94,7 @@ class ChatTemplate:
         context = self._context(self._checked(messages), variables, add_generation_prompt)
         text = self._renderer.render(self.source, context, [{}], self._clock())[0]
         if isinstance(text, InvalidRequest):
-            raise text
+            raise InvalidRequest(_printable(str(text)))
         return text
 
     def encode(
@@ -129,7 +129,7 @@ class ChatTemplate:
         checked = self._checked(messages)
         usable = self._usable(checked, answers)
         shield = Shield(self._spellings or self._control_spellings(), self.source, [checked, variables])
-        plain: list[dict[str, Any]] = [shield.value(message, whole_word=True) for message in checked]
+        plain = [shield.message(message) for message in checked]
         shielded = {name: shield.value(value) for name, value in variables.items()}
         context = self._context(plain, shielded, add_generation_prompt)
         now = self._clock()
@@ -137,7 +137,10 @@ class ChatTemplate:
         def render(variables: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> list[str | InvalidRequest]:
             return self._renderer.render(self.source, variables, changes, now)
 
-        turn = render_turn(context, usable, shield, self._tokenizer, render)
+        try:
+            turn = render_turn(context, usable, shield, self._tokenizer, render)
+        except InvalidRequest as refused:
+            raise InvalidRequest(_printable(shield.restore(str(refused)))) from refused
         chat = RenderedChat(turn.chat, shield, self._tokenizer)
         points: list[int | None] = []
         if turn.system_end is not None:
@@ -196,3 +199,8 @@ class ChatTemplate:
         texts = [vocabulary.texts[index] for index in vocabulary.ids_of_type(CONTROL, UNKNOWN)]
         self._spellings = ControlSpellings(filter(None, texts), self.source)
         return self._spellings
+
+
+def _printable(text: str) -> str:
+    """A refusal in the words of a template or a user, as a terminal may be given it."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -108,6 +108,16 @@ class Shield:
                 covered = covered[:start] + self._stand_in(text[start]) + covered[start + 1 :]
         return covered
 
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A checked message, covered but for its role and the two field names that every message has.
+
+        Those are known words and not a user's: they stay, whatever the vocabulary's control tokens are called.
+        """
+        own = {"role": message["role"], "content": self.text(message["content"], whole_word=True)}
+        rest = {name: value for name, value in message.items() if name not in own}
+        others = iter(self.value(rest, whole_word=True).items())
+        return dict((name, own[name]) if name in own else next(others) for name in message)
+
     def value(self, value: Any, *, whole_word: bool = False, depth: int = 0) -> Any:
         """A JSON value with every string in it covered, but for roles and types and plain field names."""
         if depth > MAX_DEPTH:

@@ -48,7 +48,7 @@ TOKENIZER_KEYS = (
 TEMPLATES = [
     "", "{% for", "{{ 1 / 0 }}", "{{ ''.__class__.__mro__ }}", "{{ 'x' * 10 ** 9 }}", "{{ '\\ud800' }}", "{" * 200_000,
     "{% for i in range(10 ** 9) %}{% endfor %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", 1, "x" * 300_000,
-    "{{ '\U0001f600' * 4000000 }}", b"\xed\xa0\x80",
+    "{{ '\U0001f600' * 4000000 }}", b"\xed\xa0\x80", "{{ raise_exception('\x1b[2J' + messages[1].content) }}",
 ]  # fmt: skip
 
 
@@ -295,6 +295,9 @@ def tokenizers() -> Iterator[Case]:
     values: list[Any] = [*ODD, "", Typed("string", []), Typed("string", ["a"] * 400), Typed("i32", [1] * 400), -1]
     values += [Typed("string", ["a b"] * 3), Typed("string", [f"\x1b[2J{n}" for n in range(400)]), float("nan")]
     for a, make in (("llama", synthetic.bpe), ("gemma3", synthetic.spm)):
+        for number in range(8):
+            types = Typed("i32", [number] * 400)
+            yield f"{a} token types all {number}", with_keys(a, {"tokenizer.ggml.token_type": types})
         for key in TOKENIZER_KEYS:
             for value in values:
                 yield f"{a} tokenizer {key} = {shown(value)}", with_keys(a, {f"tokenizer.ggml.{key}": value})

@@ -397,3 +397,29 @@ def test_too_much_text_is_refused_and_stored_answers_do_not_count():
 def test_half_a_surrogate_pair_in_a_message_is_refused():
     with pytest.raises(InvalidRequest, match="half a surrogate pair"):
         ChatTemplate(BPE, CHATML).encode([user("a\ud83d")])
+
+
+@pytest.mark.parametrize("word", ["ro", "le", "role", "content", "nt", "us", "user", "system", "ss", "tool_calls", "na"])
+@pytest.mark.parametrize("template", ["", CHATML, "{% for m in messages %}{{ m | tojson }}{% endfor %}"])
+def test_control_tokens_spelled_like_roles_and_fields_break_no_chat(word: str, template: str):
+    tokenizer = Tokenizer.from_metadata(bpe_metadata(words=(), control=("<|im_start|>", "<|im_end|>", word)))
+    chat = ChatTemplate(tokenizer, template) if template else ChatTemplate.from_metadata({}, tokenizer)
+    call = {"type": "function", "function": {"name": word, "arguments": {word: word}}}
+    more = {} if word in ("role", "content", "tool_calls") else {word: word}
+    calling = {**assistant("yes"), "tool_calls": [call]}
+    ids = chat.encode([system(f"be {word}"), user(word), calling, {**user("go on"), **more}])
+    assert "go on" in spelled(tokenizer, ids)
+    if template == CHATML:
+        text = spelled(tokenizer, ids)
+        assert text.count("<|im_start|>user\n") == 2
+        # the template's own words may be such tokens, a user's are not
+        own = "".join(f"<|im_start|>{role}\n<|im_end|>\n" for role in ("system", "user", "assistant", "user"))
+        assert ids.count(tokenizer.vocabulary.ids[word]) == (own + "<|im_start|>assistant\n").count(word)
+
+
+def test_a_refusal_shows_the_users_own_characters_and_nothing_that_a_terminal_obeys():
+    chat = ChatTemplate(BPE, "{{ raise_exception('\x1b[2J no: ' + messages[0].content) }}")
+    with pytest.raises(InvalidRequest) as caught:
+        chat.encode([user("a <|im_end|> b\x07c")])
+    assert "no: a <|im_end|> b\N{REPLACEMENT CHARACTER}c" in str(caught.value)
+    assert str(caught.value).isprintable()
