@@ -15,9 +15,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from prism_core.candidates import Few
+from prism_core.candidates import Compiled
 from prism_core.decoder import Decoder, FloatArray
-from prism_core.errors import DecoderError, SamplerError
+from prism_core.errors import DecoderError
 from prism_core.limits import Limits
 from prism_core.prefixes import SavedPrefixes, Snapshot
 from prism_core.validation import IntArray
@@ -66,8 +66,8 @@ class Live:
         self._history: IntArray = np.zeros(context_tokens, dtype=np.int32)
         self.length = 0
         self.logits: FloatArray = np.full(vocab_size, np.nan, dtype=np.float32)
-        self._few = Few()
-        self._best: int | None  # known when `require_logits` or `load` has been there, as for any history
+        self._best = -1  # the token of the highest, if `require_logits` has found it
+        self._address = self.logits.ctypes.data
         # Over a read-only buffer, whereas a mere view's owner could be asked to make it writable again.
         self.view: FloatArray = np.frombuffer(self.logits.data.toreadonly(), dtype=np.float32)
 
@@ -94,14 +94,10 @@ class Live:
         self.logits.fill(np.nan)
 
     def require_logits(self) -> None:
-        """`DecoderError` unless every logit is finite; in two passes, because min and max let NaN through, or in one
-        that tells the best as well."""
-        try:
-            selected = self._few.select(self.logits, 1)
-        except SamplerError:
-            selected = None
-        self._best = None if selected is None else selected[0][0]
-        if selected is None and not (
+        """`DecoderError` unless every logit is finite."""
+        highest = Compiled.highest
+        self._best = -1 if highest is None else highest(self._address, self.logits.size)
+        if self._best < 0 and not (
             math.isfinite(np.minimum.reduce(self.logits)) and math.isfinite(np.maximum.reduce(self.logits))
         ):
             at = int(np.isfinite(self.logits).argmin())
@@ -111,11 +107,11 @@ class Live:
 
     def highest(self, logits: FloatArray) -> int:
         """Greedy over `view`, whose values are known to be finite; numpy's argmax would copy a read-only array."""
-        return int(self.logits.argmax()) if self._best is None else self._best
+        return self._best if self._best >= 0 else int(self.logits.argmax())
 
     def load(self, snapshot: Snapshot) -> None:
         """Becomes the snapshot; one without logits leaves NaN."""
-        self._best = None
+        self._best = -1
         self.length = 0
         self.extend(snapshot.tokens, snapshot.tokens.size)
         self.logits[:] = np.nan if snapshot.logits is None else snapshot.logits

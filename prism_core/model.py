@@ -14,14 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prism_core.candidates import Few
+from prism_core.candidates import Compiled
 from prism_core.engine import ModelDecoder
 from prism_core.errors import InvalidRequest, ModelError
 from prism_core.gguf import GgufFile, open_gguf
 from prism_core.gguf import describe as describe_file
 from prism_core.kernels.coding import Coding
+from prism_core.kernels.drawing import draw
 from prism_core.kernels.families import family_for
-from prism_core.kernels.selection import few_highest
+from prism_core.kernels.selection import highest
 from prism_core.kernels.target import target
 from prism_core.kernels.threads import MAX_THREADS
 from prism_core.limits import MAX_CONTEXT_TOKENS
@@ -118,8 +119,9 @@ class Model:
                 context_tokens=self.context_tokens,
                 threads=self.threads,
             )
-        few_highest.warm()
-        Few.lend(few_highest)
+        draw.warm()
+        highest.warm()
+        Compiled.lend(highest)
         self._decoders.add(decoder)
         return decoder
 

@@ -6,6 +6,7 @@ request leaves no trace in it. Not promised: state that a copy does not hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from prism_core.candidates import Selector, as_vector, highest_finite
+from prism_core.candidates import Vector, as_vector, highest_finite, refuse
 from prism_core.temperature import TemperatureSampler
 
 __all__ = ["Greedy", "Sampler", "TemperatureSampler", "give_back", "greedy"]
@@ -66,17 +67,20 @@ def greedy(logits: npt.ArrayLike) -> int:
 
 
 class Greedy:
-    """`greedy` as a sampler. It has no state, but a buffer, so that a token allocates nothing."""
+    """`greedy` as a sampler. It has no state; over float32 logits it is one call of a kernel."""
 
     def __init__(self) -> None:
-        self._selector = Selector(0)
+        from prism_core.kernels.selection import highest  # not sooner: a client of the pool needs no compiler
+
+        self._vector = Vector()
+        self._highest: Callable[[int, int], int] = highest
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """See `greedy`."""
-        values = as_vector(logits)
-        if self._selector.vocab_size != values.size:
-            self._selector = Selector(values.size)
-        return self._selector.first(values, highest_finite(values))
+        if not self._vector.fits(logits):
+            return greedy(logits)
+        token = self._highest(self._vector.address, self._vector.size)
+        return token if token >= 0 else refuse(np.asarray(logits))
 
     def copy(self) -> Greedy:
         return Greedy()

@@ -1,8 +1,8 @@
 """The temperature sampler: penalties, top-k, top-p, min-p, temperature, one uniform draw.
 
 Invariant: draw n of a seed depends on the seed, n, the parameters, the logits and the draws before it, never on how
-requests were cut, so that a copy or a resumed sampler continues to the token. Not promised: the same tokens from a
-build of numpy whose `exp` rounds differently.
+requests were cut nor on the processor, so that a copy or a resumed sampler continues to the token anywhere. The draw is
+one call of a kernel, see `kernels.drawing`, which says how everything is rounded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from prism_core.candidates import FEW, FLOAT32, FloatArray, IdArray, Selector, as_vector, highest_finite
+from prism_core.candidates import Vector, refuse
 from prism_core.errors import InvalidRequest
 from prism_core.limits import MAX_VOCAB
 from prism_core.penalties import Penalties
-from prism_core.spread import Spread
-from prism_core.survivors import Gaps, Survivors
 from prism_core.validation import in_vocabulary, integer, integers, number
 
-MORE = 1024  # candidates that are looked at without a top-k, if the few do not tell
-MOST = 16_384  # candidates that are put in order; a draw from more of them is left to `Spread`
 UNIFORMS_PER_BLOCK = 64  # a multiple of the 4 words that one step of Philox's counter gives
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
+LEAST_TEMPERATURE = 1e-300  # anything below it tells the same float32 apart, and its inverse could overflow
 
 
 class TemperatureSampler:
@@ -66,8 +62,7 @@ class TemperatureSampler:
             real("presence_penalty", presence_penalty, "from -2 to 2", lambda x: -2 <= x <= 2),
             real("frequency_penalty", frequency_penalty, "from -2 to 2", lambda x: -2 <= x <= 2),
         )
-        self._survivors = Survivors(top_p, min_p, self._temperature)
-        self._simple = 0 < self._top_k <= FEW and self._temperature > 0 and not self._penalties.active
+        self._top_p, self._min_p = top_p, min_p
         self._draws = 0
         self._uniforms: tuple[int, list[float]] = (-1, [])
         self._forget_buffers()
@@ -95,9 +90,8 @@ class TemperatureSampler:
 
     def _forget_buffers(self) -> None:
         """Buffers are made for the logits at hand, and not shared with copies."""
-        self._selector = Selector(0)
-        self._spread = Spread(0)
-        self._penalised: FloatArray = np.empty(0, dtype=np.float32)
+        self._vector = Vector()
+        self._plan: Plan | None = None
 
     def restore(self, saved: TemperatureSampler) -> None:
         """Goes to the state of a copy, which stays independent."""
@@ -106,25 +100,27 @@ class TemperatureSampler:
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """Draws a token; `SamplerError` unless there are 1..1,048,576 logits, all finite. They are not changed."""
-        values = self._accept(logits)
-        token = self._draw_simply(values) if self._simple else self._draw(values)
-        if self._penalties.active:
-            self._penalties.record((token,))
+        values = self._vector.accept(logits)
+        size = self._vector.size
+        plan = self._plan
+        if plan is None or plan.size != size:
+            plan = self._plan = self._planned(size)
+        penalties = self._penalties
+        if penalties.active:
+            drawn, ids, offsets = penalties.of(size)
+            token = plan.draw(plan.address, self._vector.address, size, drawn, ids, offsets, self._uniform())
+        else:
+            token = plan.draw(plan.address, self._vector.address, size, -1, 0, 0, self._uniform())
+        if token < 0:
+            refuse(values)
+        if penalties.active:
+            penalties.record((token,))
         self._draws += 1
         return token
 
-    def _accept(self, logits: npt.ArrayLike) -> FloatArray:
-        """`logits` as float32, with buffers of their size; the usual ones, of the same form as before, at once."""
-        size = self._selector.vocab_size
-        if size and type(logits) is np.ndarray and logits.dtype is FLOAT32 and logits.shape == (size,):
-            return logits
-        values = as_vector(logits)
-        if values.dtype != FLOAT32:
-            highest_finite(values)
-            values = np.clip(values, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
-        if size != values.size:
-            self._selector = Selector(values.size)
-        return values
+    def _planned(self, size: int) -> Plan:
+        top_k = 1 if self._temperature == 0 else self._top_k
+        return Plan(size, top_k, self._top_p, self._min_p, self._temperature, self._penalties)
 
     def _uniform(self) -> float:
         """The number in [0, 1) of the present draw. A function of seed and draw alone; a block of them is kept."""
@@ -135,82 +131,35 @@ class TemperatureSampler:
             self._uniforms = block, numbers.tolist()
         return self._uniforms[1][at]
 
-    def _draw_simply(self, values: FloatArray) -> int:
-        """`_draw` for a small top-k without penalties, with as few calls as can be: it runs once a token."""
-        ids, logits = self._selector.few(values, self._top_k)
-        return ids[self._survivors.place_few(logits, self._uniform())]
 
-    def _draw(self, values: FloatArray) -> int:
-        """The token at that fraction of the survivors' weights, from the best down, that this draw's number is."""
-        if self._penalties.active:
-            highest_finite(values)
-            if self._penalised.size != values.size:
-                self._penalised = np.empty(values.size, dtype=np.float32)
-            np.copyto(self._penalised, values)
-            values = self._penalised
-            self._penalties.apply(values)
-        if self._temperature == 0:
-            return self._selector.first(values, highest_finite(values))
-        top_k = self._top_k if 0 < self._top_k < values.size else values.size
-        if top_k <= FEW:
-            ids, logits = self._selector.few(values, top_k)
-            return ids[self._survivors.place_few(logits, self._uniform())]
-        if top_k == values.size:
-            token = self._draw_from_few(values, self._uniform())
-            if token is not None:
-                return token
-        else:
-            highest_finite(values)
-        if top_k > MOST:
-            return self._draw_from_all(values, top_k, self._uniform())
-        found = self._selector.highest(values, top_k)
-        gaps = _gaps(values, found)
-        kept = self._survivors.kept(gaps)
-        return int(found[self._survivors.place(gaps[:kept], self._uniform())])
+class Plan:
+    """The kernel's parameters and scratch memory for a vocabulary of `size`."""
 
-    def _draw_from_few(self, values: FloatArray, uniform: float) -> int | None:
-        """Without top-k: the same token, if a limited number of the best hold the cut, or the draw; else None."""
-        survivors = self._survivors
-        ids, logits = self._selector.few(values, FEW)
-        mass = self._selector.mass(values, logits[0], 1.0 if survivors.cuts else survivors.divisor)
-        # No weight is above 1, so a sum of weights needs as many candidates at least; min-p alone may cut earlier.
-        least = mass * (survivors.top_p if survivors.cuts else uniform) if survivors.min_p == 0 else 0.0
-        if least < FEW:
-            place = survivors.place_few(logits, uniform, mass)
-            if place < FEW:
-                return ids[place]
-        if least < MORE < values.size:
-            found = self._selector.highest(values, MORE)
-            gaps = _gaps(values, found)
-            if not survivors.cuts:
-                place = survivors.place(gaps, uniform, mass)
-            else:
-                kept = survivors.kept(gaps, mass)
-                place = survivors.place(gaps[:kept], uniform) if kept < MORE else MORE
-            if place < MORE:
-                return int(found[place])
-        return None
+    def __init__(
+        self, size: int, top_k: int, top_p: float, min_p: float, temperature: float, penalties: Penalties
+    ) -> None:
+        from prism_core.kernels import dealing, drawing, weights  # not sooner: a client of the pool needs no compiler
 
-    def _draw_from_all(self, values: FloatArray, top_k: int, uniform: float) -> int:
-        """From so many candidates that putting them in order would cost more than all the rest."""
-        if self._spread.vocab_size != values.size:
-            self._spread = Spread(values.size)
-        survivors = self._survivors
-        return self._spread.draw(
-            values,
-            top_k=top_k,
-            top_p=survivors.top_p,
-            min_p=survivors.min_p,
-            temperature=survivors.divisor,
-            uniform=uniform,
+        temperature = max(temperature, LEAST_TEMPERATURE)
+        members = 0 if 0 < top_k <= dealing.FEW else size
+        self._words = np.zeros(dealing.PLAN_WORDS, dtype=np.int64)
+        self._scratch = (
+            np.empty(size if penalties.active else 0, dtype=np.float32),
+            np.empty(members + weights.LANES, dtype=np.float32),
+            np.empty(members, dtype=np.int32),
         )
-
-
-def _gaps(values: FloatArray, ids: IdArray) -> Gaps:
-    """How far each logit is below the first, which is the best; at most 0."""
-    gaps: Gaps = values[ids].astype(np.float64)
-    gaps -= gaps[0]
-    return gaps
+        self._words[dealing.TOP_K] = min(top_k, size)
+        reals = self._words.view(np.float64)
+        reals[dealing.TOP_P] = top_p
+        reals[dealing.FLOOR] = math.log(min_p) if min_p > 0 else -math.inf
+        reals[dealing.INVERSE] = 1 / temperature
+        reals[dealing.WINDOW] = weights.NO_WEIGHT * max(temperature, 1.0)
+        reals[dealing.REPETITION] = penalties.repetition
+        for at, memory in zip((dealing.COPY, dealing.VALUES, dealing.IDS), self._scratch, strict=True):
+            self._words[at] = memory.ctypes.data
+        self.size = size
+        self.address = int(self._words.ctypes.data)
+        self.draw: Callable[..., int] = drawing.draw
 
 
 def real(name: str, value: object, limit: str, holds: Callable[[float], bool]) -> float:

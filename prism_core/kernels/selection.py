@@ -1,7 +1,7 @@
-"""The few highest of a vocabulary's logits, and whether all are finite, in one pass over them.
+"""The highest of a vocabulary's logits, one or a few, and whether all are finite, in one pass over them.
 
-The order is that of `candidates`: highest first (+0 equals -0), then the lower id. Blocks whose highest does not reach
-what is held already are passed over, so that after the first some blocks hardly anything but the reading is left.
+The order is by logit, highest first (+0 equals -0), then by id. Blocks whose highest does not reach what is held
+already are passed over, so that after the first some blocks hardly anything but the reading is left.
 """
 
 from __future__ import annotations
@@ -17,6 +17,41 @@ from prism_core.kernels.simd import and_, as_i32x16, load_f32x16, max_lanes, max
 BLOCK = 128
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 _NOTHING = np.float32(-np.inf)
+
+
+@device
+def _finite(logits: Any, begin: Any, end: Any) -> Any:
+    finite = True
+    for at in range(begin, end):
+        finite = finite and (load_u32(logits + 4 * at) & _MAGNITUDE) < _INFINITY
+    return finite
+
+
+@device
+def highest_of(logits: Any, size: Any) -> Any:
+    """See `highest`."""
+    worst = splat_i32x16(0)
+    best, first = _NOTHING, 0
+    whole = size - size % BLOCK
+    for begin in range(0, whole, BLOCK):
+        address = logits + 4 * begin
+        top = load_f32x16(address)
+        for at in range(0, BLOCK, 16):
+            vector = load_f32x16(address + 4 * at)
+            worst = maximum(worst, and_(as_i32x16(vector), splat_i32x16(_MAGNITUDE)))
+            top = maximum(top, vector)
+        reached = max_lanes(top)
+        if reached > best:
+            best, first = reached, begin
+    for at in range(whole, size):
+        value = load_f32(logits + 4 * at)
+        if value > best:
+            best, first = value, at
+    if max_lanes(worst) >= _INFINITY or not _finite(logits, whole, size):
+        return -1
+    while load_f32(logits + 4 * first) != best:
+        first += 1
+    return first
 
 
 @device
@@ -40,11 +75,11 @@ def _take(
     return held, least
 
 
-@kernel("int64(int64, int64, int64, int64, int64)")
+@device
 def few_highest(logits: Any, size: Any, count: Any, ids: Any, values: Any) -> Any:
     """Write ids (int64) and values (float32) of the `count` highest of `size` float32 logits, 1 <= count <= size.
 
-    Gives 1, or 0 if a logit is not finite: what is written then means nothing.
+    Gives whether all logits are finite; if not, what is written means nothing.
     """
     held, least = 0, _NOTHING
     worst = splat_i32x16(0)
@@ -58,8 +93,11 @@ def few_highest(logits: Any, size: Any, count: Any, ids: Any, values: Any) -> An
             top = maximum(top, vector)
         if held < count or max_lanes(top) > least:
             held, least = _take(logits, begin, begin + BLOCK, count, ids, values, held, least)
-    finite = max_lanes(worst) < _INFINITY
-    for at in range(whole, size):
-        finite = finite and (load_u32(logits + 4 * at) & _MAGNITUDE) < _INFINITY
     _take(logits, whole, size, count, ids, values, held, least)
-    return 1 if finite else 0
+    return max_lanes(worst) < _INFINITY and _finite(logits, whole, size)
+
+
+@kernel("int64(int64, int64)")
+def highest(logits: Any, size: Any) -> Any:
+    """The lowest id of the highest of `size` >= 1 float32 logits; -1 if any is not finite."""
+    return highest_of(logits, size)

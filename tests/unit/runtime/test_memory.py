@@ -119,6 +119,6 @@ def test_buffers_are_not_shared_between_a_sampler_and_its_copies():
     sampler.sample(logits)
     twin = sampler.copy()
     twin.sample(logits)
-    buffers = [sampler._penalised, twin._penalised, sampler._selector._scratch, twin._selector._scratch]
+    buffers = [array for one in (sampler, twin) for array in (one._plan._words, *one._plan._scratch)]
     for at, one in enumerate(buffers):
         assert not any(np.shares_memory(one, other) for other in buffers[at + 1 :])

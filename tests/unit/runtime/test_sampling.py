@@ -19,7 +19,6 @@ from prism_core import (
     TemperatureSampler,
     greedy,
 )
-from prism_core.candidates import GROUPS, Selector
 
 from .fixture import Bench
 
@@ -492,34 +491,3 @@ def test_a_sampled_request_is_the_same_however_it_is_cut_and_after_failures():
     resumed = TemperatureSampler(seed=21, temperature=8.0, presence_penalty=1.0).resume(tokens[1:8])
     taken_over.ask(tokens[:8], Generation(5), sampler=resumed, block=4)
     assert taken_over.runtime.tokens == tokens
-
-
-# --- selection --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 2, 100, GROUPS, 2 * GROUPS - 1, 2 * GROUPS, 2 * GROUPS + 1, 5 * GROUPS + 77])
-@pytest.mark.parametrize("kind", ["smooth", "ties", "equal", "two levels", "rising", "falling", "zeros"])
-def test_the_highest_are_found_in_order_for_any_count(size, kind):
-    rng = np.random.default_rng(size)
-    logits = {
-        "smooth": lambda: rng.standard_normal(size),
-        "ties": lambda: rng.integers(-5, 5, size),
-        "equal": lambda: np.full(size, -1.5),
-        "two levels": lambda: (rng.random(size) < 0.001) * 1.0,
-        "rising": lambda: np.arange(size),
-        "falling": lambda: -np.arange(size),
-        "zeros": lambda: np.where(rng.random(size) < 0.5, -0.0, 0.0),
-    }[kind]().astype(F32)
-    selector = Selector(size)
-    expected = np.lexsort((np.arange(size), -logits))
-    for count in {1, 2, 20, 500, GROUPS // 4, GROUPS // 4 + 1, GROUPS, size - 1, size, size + 5}:
-        if count > 0:
-            assert selector.highest(logits, count).tolist() == expected[:count].tolist(), count
-
-
-def test_the_mass_of_a_vocabulary_is_the_softmaxs_denominator():
-    logits = np.random.default_rng(1).standard_normal(10_000).astype(F32) * 5
-    for temperature in (0.5, 1.0, 7.0):
-        best = logits.max()
-        expected = np.exp((logits.astype(np.float64) - best) / temperature).sum()
-        assert Selector(10_000).mass(logits, best, temperature) == pytest.approx(expected, rel=1e-5)

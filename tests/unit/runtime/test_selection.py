@@ -1,4 +1,4 @@
-"""The compiled selection of the few highest logits: exactly what numpy's selects, wherever it is used."""
+"""The compiled search of the highest logit: exactly what numpy finds, wherever it is used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from prism_core import (
     DeadlineExceeded,
     DecoderError,
     Generation,
+    Greedy,
     Limits,
     Runtime,
     SamplerError,
     TemperatureSampler,
+    greedy,
 )
-from prism_core.candidates import FEW, Few, Selector
-from prism_core.kernels.selection import BLOCK, few_highest
+from prism_core.candidates import Compiled
+from prism_core.kernels.selection import BLOCK, highest
 from tests.unit.runtime.fixture import SCENARIOS, Bench
 
 F32 = np.float32
@@ -35,41 +37,26 @@ KINDS = {
 
 @pytest.fixture
 def lent() -> Iterator[None]:
-    before = Few._lent
-    few_highest.warm()
-    Few.lend(few_highest)
+    before = Compiled.highest
+    highest.warm()
+    Compiled.lend(highest)
     yield
-    Few.lend(before)
+    Compiled.lend(before)
 
 
-def by_numpy(action):
-    """What `action` gives without the compiled function."""
-    before = Few._lent
-    Few.lend(None)
-    try:
-        return action()
-    finally:
-        Few.lend(before)
-
-
-def run(logits: np.ndarray, count: int) -> tuple[int, list[int], list[float]]:
-    """The kernel, with a guard behind each of its outputs."""
-    ids, values = np.full(count + 1, -7, dtype=np.int64), np.full(count + 1, -7, dtype=F32)
-    finite = few_highest(logits.ctypes.data, logits.size, count, ids.ctypes.data, values.ctypes.data)
-    assert (ids[count], values[count]) == (-7, -7)
-    return finite, ids[:count].tolist(), values[:count].tolist()
+def found(logits: np.ndarray) -> int:
+    return highest(logits.ctypes.data, logits.size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
-def test_the_highest_come_in_order_whatever_their_number(kind, size):
+def test_the_highest_is_the_first_of_equals(kind, size):
     rng = np.random.default_rng(size)
-    logits = KINDS[kind](rng, size).astype(F32)
-    order = np.lexsort((np.arange(size), -logits))
-    for count in {1, 2, 20, FEW} & set(range(1, size + 1)):
-        assert run(logits, count) == (1, order[:count].tolist(), logits[order[:count]].tolist())
-    shifted = np.concatenate((logits[:1], logits))[1:]  # not aligned to more than a float
-    assert run(shifted, 1)[1] == order[:1].tolist()
+    for _ in range(10):
+        logits = KINDS[kind](rng, size).astype(F32)
+        assert found(logits) == logits.argmax() == Greedy().sample(logits) == greedy(logits)
+        shifted = np.concatenate((logits[:1], logits))[1:]  # not aligned to more than a float
+        assert found(shifted) == logits.argmax()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -np.nan])
@@ -78,49 +65,41 @@ def test_a_value_that_is_not_finite_is_noticed_anywhere(size, value):
     for at in range(size):
         logits = np.zeros(size, dtype=F32)
         logits[at] = value
-        assert run(logits, 1)[0] == 0, at
-    assert run(np.full(size, value, dtype=F32), 1)[0] == 0
+        assert found(logits) == -1, at
+    assert found(np.full(size, value, dtype=F32)) == -1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 5, 300, 20_000])
-def test_a_selector_gives_the_same_with_and_without_it(kind, size, lent):
-    logits = KINDS[kind](np.random.default_rng(size), size).astype(F32)
-    for count in (1, 20, FEW):
-        assert Selector(size).few(logits, count) == by_numpy(lambda count=count: Selector(size).few(logits, count))
+@pytest.mark.parametrize("options", [{}, {"top_k": 0}, {"top_k": 100}, {"presence_penalty": 1.0}], ids=repr)
+def test_whatever_holds_the_logits_the_same_is_drawn(options):
+    rows = (np.random.default_rng(6).standard_normal((60, 500)) * 3).astype(F32)
+    buffer = np.empty(500, dtype=F32)
+    forms = {
+        "read-only": lambda row: np.frombuffer(row.tobytes(), dtype=F32),
+        "one buffer": lambda row: (np.copyto(buffer, row), buffer)[1],
+        "strided": lambda row: np.repeat(row, 2)[::2],
+        "backwards": lambda row: row[::-1].copy()[::-1],
+        "float64": lambda row: row.astype(np.float64),
+        "big-endian": lambda row: row.astype(">f4"),
+        "list": lambda row: row.tolist(),
+    }
+    for make in (Greedy, lambda: TemperatureSampler(seed=3, **options)):
+        sampler = make()
+        expected = [sampler.sample(row) for row in rows]
+        for name, form in forms.items():
+            sampler = make()
+            assert [sampler.sample(form(row)) for row in rows] == expected, name
+        mixed = make()
+        kinds = list(forms.values())
+        assert [mixed.sample(kinds[at % len(kinds)](row)) for at, row in enumerate(rows)] == expected
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"top_k": 1},
-        {"top_k": FEW},
-        {"top_k": FEW + 1},
-        {"top_k": 0, "top_p": 1.0},
-        {"top_k": 0, "top_p": 0.9, "temperature": 2.0},
-        {"top_k": 0, "top_p": 1.0, "min_p": 0.1},
-        {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
-        {"temperature": 0, "presence_penalty": 1.0},
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("size", [1, 20, 64, 65, 2000, 20_000])
-def test_a_sampler_draws_the_same_with_and_without_it(options, size, lent):
-    rows = (np.random.default_rng(size).standard_normal((40, size)) * 3).astype(F32)
-    rows[::5] = np.round(rows[::5])
-    strided = np.repeat(rows[0], 2)[::2]  # the kernel takes no such vector
-
-    def draws() -> list[int]:
-        sampler = TemperatureSampler(seed=3, **options)
-        return [sampler.sample(row) for row in (*rows, strided, rows[0].astype(np.float64), rows[0].astype(">f4"))]
-
-    assert draws() == by_numpy(draws)
+def test_greedy_over_float64_tells_apart_what_float32_would_not():
+    assert Greedy().sample([1.0, 1.0 + 1e-12]) == 1
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("options", [{}, {"top_k": 0}, {"top_k": 100}, {"temperature": 0}, {"presence_penalty": 1.0}])
-def test_a_sampler_refuses_the_same_logits_with_the_same_words(value, options, lent):
+def test_a_sampler_refuses_logits_that_are_not_finite_by_place_and_value(value, options):
     for at in (0, 1, 999):
         logits = np.zeros(1000, dtype=F32)
         logits[at] = value

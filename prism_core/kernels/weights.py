@@ -1,0 +1,165 @@
+"""The weight of a logit in a draw, as a whole number of units, so that sums are exact in whatever order they are made.
+
+    weight(logit) = 2^40 * e^((logit - best) / temperature), rounded to nearest even
+
+The best weighs 2^40, and what is some 28 temperatures below it weighs nothing. The difference is a float32, held to
+float32's range; its product with the inverse temperature is rounded to float32; the exponential is the polynomial
+below in float32, with no fused operations, so that every processor gives the same bits. Up to 2^20 weights add up to
+less than 2^63.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from prism_core.kernels.jit import device
+from prism_core.kernels.memory import load_f32, load_i64, store_f32
+from prism_core.kernels.simd import (
+    add,
+    as_f32x16,
+    as_i32x16,
+    load_f32x16,
+    maximum,
+    mul,
+    round_i32,
+    shl,
+    splat_f32x16,
+    splat_i32x16,
+    store,
+    sub,
+    to_f32,
+)
+from prism_core.kernels.vectors import I64, Vector, intrinsic, splatted, vector
+
+UNIT_BITS = 40
+UNIT = 1 << UNIT_BITS
+"""What the best logit weighs, in units."""
+LANES = 16
+NO_WEIGHT = 30.0
+"""So many temperatures below the best nothing is left."""
+
+_LOWEST = np.float32(-np.finfo(np.float32).max)
+_FAR = np.float32(-NO_WEIGHT)
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693145751953125), np.float32(1.428606765330187e-06)
+_ONE = np.float32(1.0)
+_C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(c) for c in (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040))
+_F64 = ir.DoubleType()
+_SHIFT = 1.5 * 2.0**52  # added to a number of magnitude below 2^51 it leaves the rounded number in the low bits
+
+
+@intrinsic
+def _scaled(_context: Any, a: Any, factor: Any) -> Any:
+    """float32 lanes times a float64, rounded once to float64 and once to float32."""
+    if not isinstance(a, Vector) or a.element != "f32":
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = builder.fpext(arguments[0], ir.VectorType(_F64, a.lanes))
+        product = builder.fmul(wide, splatted(builder, arguments[1], a.lanes))
+        return builder.fptrunc(product, a.llvm)
+
+    return a(a, types.float64), generate
+
+
+@intrinsic
+def _rounded(_context: Any, a: Any) -> Any:
+    """float32 lanes from 0 to 2^50, rounded to int64."""
+    if not isinstance(a, Vector) or a.element != "f32":
+        return None
+    kind = vector("i64", a.lanes)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        doubles = ir.VectorType(_F64, a.lanes)
+
+        def all_lanes(value: float) -> Any:
+            return ir.Constant(doubles, [ir.Constant(_F64, value)] * a.lanes)
+
+        moved = builder.bitcast(builder.fadd(builder.fpext(arguments[0], doubles), all_lanes(_SHIFT)), kind.llvm)
+        return builder.sub(moved, builder.bitcast(all_lanes(_SHIFT), kind.llvm))
+
+    return kind(a), generate
+
+
+@intrinsic
+def no_units(_context: Any) -> Any:
+    """Sixteen int64 zeros."""
+    kind = vector("i64", LANES)
+    return kind(), lambda context, builder, signature, arguments: kind.constant(0)
+
+
+@intrinsic
+def sum_units(_context: Any, a: Any) -> Any:
+    """The sum of int64 lanes."""
+    if not isinstance(a, Vector) or a.element != "i64":
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        total = ir.Constant(I64, 0)
+        for lane in range(a.lanes):
+            total = builder.add(total, builder.extract_element(arguments[0], ir.Constant(ir.IntType(32), lane)))
+        return total
+
+    return types.int64(a), generate
+
+
+@device
+def units(values: Any, best: Any, inverse: Any) -> Any:
+    """The weights of sixteen logits; `inverse` is 1 / temperature, or 0, which makes all of them weigh the same."""
+    x = sub(values, splat_f32x16(best))
+    if inverse != 1.0:
+        x = _scaled(maximum(x, splat_f32x16(_LOWEST)), inverse)
+    x = maximum(x, splat_f32x16(_FAR))
+    whole = round_i32(mul(x, splat_f32x16(_LOG2_E)))
+    turns = to_f32(whole)
+    r = sub(sub(x, mul(turns, splat_f32x16(_LN2_HIGH))), mul(turns, splat_f32x16(_LN2_LOW)))
+    square, one = mul(r, r), splat_f32x16(_ONE)
+    p01, p23 = add(one, r), add(splat_f32x16(_C2), mul(splat_f32x16(_C3), r))
+    p45 = add(splat_f32x16(_C4), mul(splat_f32x16(_C5), r))
+    p67 = add(splat_f32x16(_C6), mul(splat_f32x16(_C7), r))
+    p = add(add(p01, mul(square, p23)), mul(mul(square, square), add(p45, mul(square, p67))))
+    return _rounded(as_f32x16(add(as_i32x16(p), shl(add(whole, splat_i32x16(UNIT_BITS)), 23))))
+
+
+@device
+def sixteen(logits: Any, at: Any, size: Any, padded: Any) -> Any:
+    """Logits from `at` on; where fewer than sixteen are left, by way of the 64 bytes `padded`; what follows
+    them says nothing."""
+    if at + LANES <= size:
+        return load_f32x16(logits + 4 * at)
+    for lane in range(size - at):
+        store_f32(padded + 4 * lane, load_f32(logits + 4 * (at + lane)))
+    return load_f32x16(padded)
+
+
+@device
+def write_units(values: Any, count: Any, best: Any, inverse: Any, out: Any) -> None:
+    """Write the weights of `count` values; both memories are whole multiples of sixteen long."""
+    for at in range(0, count, LANES):
+        store(out + 8 * at, units(load_f32x16(values + 4 * at), best, inverse))
+
+
+@device
+def estimate(logits: Any, size: Any, best: Any, inverse: Any) -> Any:
+    """About the sum of all weights, from a sixteenth of them."""
+    total = no_units()
+    for at in range(0, size - LANES + 1, LANES * LANES):
+        total = add(total, units(load_f32x16(logits + 4 * at), best, inverse))
+    return sum_units(total) * LANES
+
+
+@device
+def mass(logits: Any, size: Any, best: Any, inverse: Any, padded: Any, spare: Any) -> Any:
+    """The sum of all weights. `padded`: 64 bytes; `spare`: 128."""
+    total = no_units()
+    for at in range(0, size - LANES + 1, LANES):
+        total = add(total, units(load_f32x16(logits + 4 * at), best, inverse))
+    whole, rest = size - size % LANES, 0
+    store(spare, units(sixteen(logits, whole, size, padded), best, inverse))
+    for lane in range(size - whole):
+        rest += load_i64(spare + 8 * lane)
+    return sum_units(total) + rest
