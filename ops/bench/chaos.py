@@ -140,6 +140,7 @@ class Chaos:
         self._open: set[str] = set()
         self._readers: list[threading.Thread] = []
         self._thaws: list[tuple[float, int]] = []
+        self._due = ""
         self._config = PoolConfig(**POOL)
         self._again = threading.Lock()
 
@@ -282,14 +283,15 @@ class Chaos:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def _storm(self, until: float) -> None:
-        next_fault = time.monotonic() + 0.3
+        next_fault, told = time.monotonic() + 0.3, 0
         while self.report.kills < self._kills and time.monotonic() < until and not self.report.violations:
             self._top_up()
             self._cancel_some()
             self._thaw(time.monotonic())
             if time.monotonic() >= next_fault and self._inject():
                 next_fault = time.monotonic() + self.random.uniform(0.05, 0.6)
-                if self.report.kills % 50 == 0:
+                if self.report.kills >= told + 50:
+                    told = self.report.kills
                     self._say(f"{self.report.kills} kills, {len(self._asks)} requests, {len(self._open)} open")
             time.sleep(0.01)
 
@@ -299,23 +301,29 @@ class Chaos:
                 self._patiently("cancel", ask, [ask.request, OWNER, "chaos"])
 
     def _inject(self) -> bool:
-        """One fault; False if there is nobody to hit."""
-        what = self.random.choices(list(self._faults), list(self._faults.values()))[0]
-        if what in ("kill", "stop"):
+        """One fault; False if there is nobody to hit yet. Then the same one is due, so that the weights hold."""
+        what = self._due = self._due or self.random.choices(list(self._faults), list(self._faults.values()))[0]
+        try:
+            hit = self._hit(what)
+        except (redis.RedisError, ProcessLookupError):
+            return False
+        if hit:
+            self.report.faults[what] += 1
+            self._due = ""
+        return hit
+
+    def _hit(self, what: str) -> bool:
+        if what == "clients":
+            self._raw.execute_command("CLIENT", "KILL", "TYPE", self.random.choice(["normal", "pubsub"]))
+        elif what == "broker":
+            os.kill(self._raw.info("server")["process_id"], signal.SIGKILL)
+        else:
             pid = self._victim()
             if pid is None:
                 return False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             if what == "stop":
                 self._thaws.append((time.monotonic() + self.random.uniform(0.3, 3.5), pid))
-        elif what == "clients":
-            with contextlib.suppress(redis.RedisError):
-                self._raw.execute_command("CLIENT", "KILL", "TYPE", self.random.choice(["normal", "pubsub"]))
-        else:
-            with contextlib.suppress(redis.RedisError, ProcessLookupError):
-                os.kill(self._raw.info("server")["process_id"], signal.SIGKILL)
-        self.report.faults[what] += 1
         return True
 
     def _victim(self) -> int | None:
