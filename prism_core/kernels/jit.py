@@ -118,7 +118,7 @@ class _Stored:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Hold this function's lock, if a file system has locks; waits at most `LOCK_WAIT_S` for another process."""
-        if self.path.exists():
+        if os.path.exists(self.path):  # unlike Path.exists, this says no where looking is refused
             yield
             return
         lock = _lock(self.path.with_suffix(".lock"))
