@@ -33,7 +33,7 @@ from prism_core.limits import (
 )
 from prism_core.prefixes import full_snapshot_bytes
 from prism_core.sampling import Sampler, give_back
-from prism_core.timings import Timings
+from prism_core.timings import Timings, Untimed
 from prism_core.transaction import Completion, Finish, Transaction
 from prism_core.validation import Arguments, check_decoder, check_limits, short
 
@@ -197,7 +197,7 @@ class Runtime:
         error `sampler` is as before, and so is the conversation; only after `RestoreFailed` it must be reset first.
         """
         arguments = Arguments(prompt, options, prefill, deadline, sampler, emit, save_at, stop_when, on_prefix, timings)
-        timings = timings if isinstance(timings, Timings) else Timings()
+        timings = timings if isinstance(timings, Timings) else Untimed()
         timings.begin()
         timings.enter("sampler_copy")
         saved = None if sampler is None else sampler.copy()

@@ -41,3 +41,13 @@ class Timings:
         if self._phase is not None:
             setattr(self, self._phase, getattr(self, self._phase) + now - self._since)
         self._phase, self._since = phase, now
+
+
+class Untimed(Timings):
+    """For a request that nobody asked to be timed: looking at a clock after each decode step would cost something."""
+
+    def begin(self) -> None:
+        """Nothing."""
+
+    def enter(self, phase: str | None) -> None:
+        """Nothing."""

@@ -174,7 +174,7 @@ class Transaction:
         self.check()
         self._decoder.ingest_block(block.tolist(), self.check)
         self.check()
-        self._live.extend(block, block.size)
+        self._live.extend(block)
 
     def _evaluate(self, token: int) -> None:
         self.check()
@@ -183,7 +183,7 @@ class Transaction:
         self._decoder.evaluate_into(token, self._live.logits)
         self._live.require_logits()
         self.check()
-        self._live.extend(token)
+        self._live.append(token)
 
     def _decode(self, request: Request) -> tuple[int, Finish]:
         """Draws, evaluates and emits; returns how many tokens, and why it ended."""

@@ -1,11 +1,12 @@
-"""What the Runtime and the samplers cost beside the decoder, and what a rollback snapshot costs.
+"""What sampling and the Runtime add to a decode step, where they run: between the steps of a real model.
 
-    python -m ops.bench.runtime [--model FILE] [--tokens 200] [--json FILE]
+    python -m ops.bench.runtime [--model FILE] [--tokens 400] [--sampler NAME ...] [--json FILE]
 
-Without a model the decoder copies one row of random logits, at the vocabularies of SmolLM2 and gemma-3, and CPU time
-beside it is printed per token: Runtime alone (greedy by default) and with each sampler. With a model, the same from
-the Runtime's own timings as a share of a decode step. A rollback snapshot is measured on a conversation of 2,000 tokens
-(or the model's context): seconds, and bytes of new memory that numpy and Python allocate for it.
+Short runs of `Runtime.generate` take turns with a bare loop of `evaluate_into` over the same tokens from the same
+state, with each sampler in turn, so that all meet the same caches and the same load. Per sampler: the median step of
+the bare loop, the ratio of the Runtime's median time per token to it, and the median time from the end of one step to
+the beginning of the next, which is what sampling and the Runtime take themselves, less noisy than the ratio.
+Without a model, or beside it: what the rollback snapshot of a conversation of 2,000 tokens costs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,16 +26,30 @@ import numpy as np
 from prism_core.runtime import Generation, Limits, Prefill, Runtime, Timings
 from prism_core.sampling import Greedy, Sampler, TemperatureSampler
 
-VOCABULARIES = (49_152, 262_144)
 CONVERSATION_TOKENS = 2_000
+VOCABULARY = 262_144
+RUN = 9
+"""Tokens of a run; the first one, which begins it, is not counted."""
 ROUNDS = 7
 SEED = 20261025
+
+
+def _sampler(**options: Any) -> Callable[[], Sampler]:
+    return lambda: TemperatureSampler(seed=SEED, **options)
+
+
 SAMPLERS: dict[str, Callable[[], Sampler | None]] = {
     "none": lambda: None,
     "greedy": Greedy,
-    "default": lambda: TemperatureSampler(seed=SEED),
-    "penalties": lambda: TemperatureSampler(seed=SEED, repetition_penalty=1.1, presence_penalty=0.2),
-    "no top-k": lambda: TemperatureSampler(seed=SEED, top_k=0),
+    "default": _sampler(),
+    "penalties": _sampler(repetition_penalty=1.1, presence_penalty=0.2),
+    "api": _sampler(top_k=0, top_p=1.0),
+    "no top-k": _sampler(top_k=0),
+    "hot": _sampler(top_k=0, top_p=1.0, temperature=2.0),
+    "hot top-p": _sampler(top_k=0, top_p=0.9, temperature=2.0),
+    "flat": _sampler(top_k=0, top_p=1.0, temperature=1e6),
+    "top-k 5000": _sampler(top_k=5_000),
+    "top-k 100000": _sampler(top_k=100_000),
 }
 
 
@@ -50,81 +65,100 @@ class Measure:
         return f"{self.what:58s}{self.value:12.3f} {self.unit}"
 
 
+class Watched:
+    """A decoder that notes when each evaluation begins and ends."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self.steps: list[tuple[float, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def evaluate_into(self, token: int, logits: Any) -> None:
+        begin = time.perf_counter()
+        self._decoder.evaluate_into(token, logits)
+        self.steps.append((begin, time.perf_counter()))
+
+    def take(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The steps since the last time: (begin, end) of each."""
+        steps, self.steps = self.steps, []
+        return np.array(steps)
+
+
+@dataclass
+class Times:
+    """Seconds per token."""
+
+    bare: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+def in_place(model: Any, names: list[str], tokens: int) -> list[Measure]:
+    """The ratio of the Runtime's time per token to that of a bare loop, for each sampler."""
+    decoder = Watched(model.decoder())
+    runtime = Runtime(decoder, Limits(model.context_tokens, 0, 1 << 40))
+    samplers = {name: SAMPLERS[name]() for name in names}
+    logits = np.empty(model.vocab_size, dtype=np.float32)
+    times = {name: Times() for name in names}
+    for _ in range(-(-tokens // (RUN - 1))):
+        if len(runtime.tokens) + RUN * len(names) + 3 > model.context_tokens:
+            runtime.reset()
+        for name in names:
+            one_run(runtime, decoder, samplers[name], logits, times[name])
+    found = []
+    for name, spent in times.items():
+        step = median(spent.bare)
+        found += [
+            Measure(f"{name}: decode step", step * 1e3, "ms"),
+            Measure(f"{name}: Runtime and sampling, ratio to the bare loop", median(spent.whole) / step, ""),
+            Measure(f"{name}: between two steps", median(spent.between) * 1e6, "us"),
+            Measure(f"{name}: between two steps, of a step", median(spent.between) / step * 100, "%"),
+        ]
+    return found
+
+
+def one_run(runtime: Runtime, decoder: Watched, sampler: Sampler | None, logits: Any, times: Times) -> None:
+    """The Runtime, then the bare loop, which ends in the same state."""
+    if not runtime.tokens:
+        runtime.generate([1, 2, 3], Generation(1))
+    before, emitted = decoder.checkpoint(), list[int]()
+    decoder.take()
+    runtime.generate(runtime.tokens, Generation(RUN), sampler=sampler, emit=emitted.append)
+    steps = decoder.take()
+    decoder.restore(before)
+    for token in emitted:
+        decoder.evaluate_into(token, logits)
+    bare = decoder.take()
+    times.bare += np.diff(bare[:, 1]).tolist()
+    times.whole += np.diff(steps[:, 1]).tolist()
+    times.between += (steps[1:, 0] - steps[:-1, 1]).tolist()
+
+
 class RowDecoder:
-    """No state; its logits are always the same, and the CPU time it takes is known."""
+    """No state and no work."""
 
-    identity = "row+bench"
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self._row = (np.random.default_rng(SEED).standard_normal(vocab_size) * 4).astype(np.float32)
-        self.spent_s = 0.0
+    identity, vocab_size = "row+bench", VOCABULARY
 
     def checkpoint_bytes(self) -> int:
         return 0
 
-    def reset(self) -> None:
-        pass
+    def reset(self) -> None: ...
 
-    def ingest_block(self, tokens: Any, check: Callable[[], None]) -> None:
-        pass
+    def ingest_block(self, tokens: Any, check: Callable[[], None]) -> None: ...
 
     def evaluate_into(self, token: int, logits: Any) -> None:
-        start = time.thread_time()
-        np.copyto(logits, self._row)
-        self.spent_s += time.thread_time() - start
+        logits.fill(0.0)
 
-    def checkpoint(self) -> None:
-        pass
+    def checkpoint(self) -> None: ...
 
-    def restore(self, checkpoint: None) -> None:
-        pass
-
-
-def per_token(vocab_size: int, tokens: int) -> list[Measure]:
-    """CPU microseconds per token beside the decoder, the least of some rounds."""
-    found = []
-    for name, make in SAMPLERS.items():
-        times = []
-        for _ in range(ROUNDS):
-            decoder = RowDecoder(vocab_size)
-            runtime = Runtime(decoder, Limits(tokens + 1, 0, 1 << 30))
-            start = time.thread_time()
-            runtime.generate([1], Generation(tokens), sampler=make(), emit=lambda _: None, deadline=1e12)
-            times.append((time.thread_time() - start - decoder.spent_s) / tokens)
-        found.append(
-            Measure(f"vocabulary {vocab_size}, sampler {name}: beside the decoder", min(times) * 1e6, "us/token")
-        )
-    return found
-
-
-def shares(model: Any, tokens: int) -> list[Measure]:
-    """Milliseconds of a real decode step, and what sampling and all the rest of the Runtime add to it."""
-    found = []
-    for name, make in SAMPLERS.items():
-        steps, added, sampled = [], [], []
-        runtime = Runtime(model.decoder(), Limits(model.context_tokens, 0, 1 << 40))
-        for _ in range(ROUNDS):
-            timings = Timings()
-            start = time.perf_counter()
-            runtime.generate([1, 2, 3], Generation(tokens), sampler=make(), timings=timings, emit=lambda _: None)
-            whole = time.perf_counter() - start
-            phases = {phase.name: getattr(timings, phase.name) for phase in fields(timings) if phase.init}
-            decoding = phases["decode_evaluation"]
-            steps.append(decoding / tokens * 1e3)
-            sampled.append(phases["sampling"] / decoding * 100)
-            prefill = phases["prefill_ingestion"] + phases["prefill_evaluation"] + phases["rollback_snapshot"]
-            added.append((whole - decoding - prefill) / decoding * 100)
-        found.append(Measure(f"{name}: decode step", median(steps), "ms"))
-        found.append(Measure(f"{name}: sampling, of a decode step", median(sampled), "%"))
-        found.append(Measure(f"{name}: all beside the decoder, of a decode step", median(added), "%"))
-    return found
+    def restore(self, checkpoint: None) -> None: ...
 
 
 def rollback(decoder: Any, context_tokens: int) -> list[Measure]:
     """The rollback snapshot of a long conversation, beside its logits."""
-    limits = Limits(context_tokens, 0, 1 << 40)
-    runtime = Runtime(decoder, limits)
+    runtime = Runtime(decoder, Limits(context_tokens, 0, 1 << 40))
     length = min(CONVERSATION_TOKENS, context_tokens - 2 * ROUNDS - 2)
     runtime.generate([1] * length, Generation(1), prefill=Prefill(128))
     seconds = []
@@ -149,18 +183,19 @@ def rollback(decoder: Any, context_tokens: int) -> list[Measure]:
 def main(arguments: list[str] | None = None) -> list[Measure]:
     """Prints and returns the measures."""
     parser = argparse.ArgumentParser(description="Costs of the Runtime and the samplers.")
-    parser.add_argument("--model", help="a GGUF file; without one, a decoder that costs nothing")
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--model", help="a GGUF file; without one, only the snapshot is measured")
+    parser.add_argument("--tokens", type=int, default=400, help="of each sampler")
+    parser.add_argument("--sampler", action="append", choices=SAMPLERS, help="may be repeated (default: all)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     if options.model:
         from prism_core.model import open_model
 
         model = open_model(options.model, context_tokens=CONVERSATION_TOKENS + 100)
-        measures = shares(model, options.tokens) + rollback(model.decoder(), model.context_tokens)
+        measures = in_place(model, options.sampler or list(SAMPLERS), options.tokens)
+        measures += rollback(model.decoder(), model.context_tokens)
     else:
-        measures = [measure for size in VOCABULARIES for measure in per_token(size, options.tokens)]
-        measures += [one for size in VOCABULARIES for one in rollback(RowDecoder(size), CONVERSATION_TOKENS + 100)]
+        measures = rollback(RowDecoder(), CONVERSATION_TOKENS + 100)
     print(*measures, sep="\n")
     if options.json:
         options.json.write_text(json.dumps([vars(measure) for measure in measures], indent=1) + "\n")
