@@ -8,12 +8,14 @@ Recurrent state is shared the same way: a state that a checkpoint holds is never
 leaves its result in other memory.
 
 Memory grows by some pages at a time, and pages that nobody refers to are used again: an arena never holds more than the
-pages of the live sequence and of the checkpoints that were alive at one time, and a slab. Not safe for use by two
-threads at once, except that checkpoints may die in any thread.
+pages of the live sequence and of the checkpoints that were alive at one time, and a slab. An interrupt between any two
+steps leaves counts that are right or too high, never too low; before memory grows they are counted anew. Not safe for
+use by two threads at once, except that checkpoints may die in any thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import weakref
 from collections import deque
@@ -61,7 +63,7 @@ def _from(raw: Bytes, count: int, alignment: int) -> Bytes:
 
 
 class PageArena:
-    """Pages of `page_bytes` each, by number."""
+    """Pages of `page_bytes` each, by number, for one sequence."""
 
     def __init__(self, page_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -70,7 +72,8 @@ class PageArena:
         self._references: list[int] = []
         self._filled: list[int] = []
         self._free: list[int] = []
-        self._dropped: deque[tuple[int, ...]] = deque()
+        self._held: dict[weakref.ref[Checkpoint], tuple[int, ...]] = {}
+        self._dropped: deque[weakref.ref[Checkpoint]] = deque()
 
     @property
     def pages(self) -> int:
@@ -83,15 +86,25 @@ class PageArena:
         self._collect()
         return self.pages - len(self._free)
 
-    def take(self) -> int:
-        """A page of unknown content with one reference."""
+    def take(self, live: Iterable[int]) -> int:
+        """A page of unknown content with one reference. `live`: the sequence's pages."""
         self._collect()
+        if not self._free:
+            self._count_anew(live)
         if not self._free:
             self._grow()
         page = self._free.pop()
         self._references[page] = 1
         self._filled[page] = 0
         return page
+
+    def _count_anew(self, live: Iterable[int]) -> None:
+        """References from those who refer; pages that an interrupt lost are free again."""
+        references = [0] * self.pages
+        for page in itertools.chain(live, *self._held.values()):
+            references[page] += 1
+        self._references[:] = references
+        self._free += [page for page, count in enumerate(references) if not count]
 
     def _grow(self) -> None:
         count = min(max(SLAB_BYTES // max(self.page_bytes, 1), 1), PAGES_PER_SLAB)
@@ -106,9 +119,9 @@ class PageArena:
         self._references += [0] * count
         self._free += range(first + count - 1, first - 1, -1)
 
-    def copy(self, page: int, filled: int) -> int:
+    def copy(self, page: int, filled: int, live: Iterable[int]) -> int:
         """A page of one reference whose first `filled` slots are those of `page`."""
-        twin = self.take()
+        twin = self.take(live)
         self._pages[twin][:] = self._pages[page]
         self._filled[twin] = filled
         return twin
@@ -125,9 +138,14 @@ class PageArena:
             if self._references[page] == 0:
                 self._free.append(page)
 
-    def release_later(self, pages: tuple[int, ...]) -> None:
-        """`release` from any thread, or in the middle of another operation: at the next `take`."""
-        self._dropped.append(pages)
+    def hold(self, saved: Checkpoint) -> None:
+        """One more reference to each page of a checkpoint, until the first `take` after its death.
+
+        It may die in any thread, or in the middle of another operation. What notes that is no Python code, which an
+        interrupt could break off.
+        """
+        self.share(saved.pages)  # first, so that only a reference that was counted is ever given up
+        self._held[weakref.ref(saved, self._dropped.append)] = saved.pages
 
     def address(self, page: int) -> int:
         """Where the page's bytes begin."""
@@ -143,7 +161,8 @@ class PageArena:
 
     def _collect(self) -> None:
         while self._dropped:
-            self.release(self._dropped.popleft())
+            self.release(self._held.pop(self._dropped[0], ()))
+            self._dropped.popleft()
 
 
 class StatePool:
@@ -229,10 +248,10 @@ class Sequence:
         for number in range(first, -(-end // PAGE_TOKENS)):
             slot = self.length - first * PAGE_TOKENS if number == first else 0
             if number == len(self._pages):
-                self._put(number, self.arena.take())
+                self._put(number, self.arena.take(self._pages))
             elif not self.arena.writable(self._pages[number], slot):
                 page = self._pages[number]
-                self._put(number, self.arena.copy(page, slot))
+                self._put(number, self.arena.copy(page, slot, self._pages))
                 self.arena.release((page,))
             self.arena.fill(self._pages[number], min(end - number * PAGE_TOKENS, PAGE_TOKENS))
         return self._begin_state()
@@ -283,12 +302,11 @@ class Sequence:
         if self._torn:
             raise DecoderError("a step was broken off half-way: there is no state to save")
         pages = tuple(self._pages[: -(-self.length // PAGE_TOKENS)])
-        self.arena.share(pages)
         state = self._state if self.length else None
         if state is not None:
             state.frozen = True
         saved = Checkpoint(self.arena, pages, self.length, state)
-        weakref.finalize(saved, self.arena.release_later, pages).atexit = False
+        self.arena.hold(saved)
         return saved
 
     def restore(self, saved: Any) -> None:

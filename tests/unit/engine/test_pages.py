@@ -267,9 +267,9 @@ def test_an_interrupt_at_any_line_never_gives_a_page_to_two_owners() -> None:
         assert read(sequence) == [1] * 100
 
 
-def test_an_interrupt_at_any_instruction_of_a_growing_step_leaves_the_arena_sound() -> None:
-    """Break a step that needs new pages off at every instruction in turn, go back, and go on where it had been."""
-    left = [0]
+def broken_off_at(instruction: int, operation: Any) -> bool:
+    """Interrupts an operation at one of the instructions of kv.py; whether it came to its end before."""
+    left = [instruction]
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename != kv.__file__:
@@ -282,22 +282,62 @@ def test_an_interrupt_at_any_instruction_of_a_growing_step_leaves_the_arena_soun
                 raise KeyboardInterrupt
         return trace
 
+    sys.settrace(trace)
+    try:
+        operation()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(None)
+    return True
+
+
+OPERATIONS = {
+    "begin": lambda sequence, saved: write(sequence, [4] * 90),
+    "begin in a shared page": lambda sequence, saved: (sequence.restore(saved), write(sequence, [4] * 90)),
+    "checkpoint": lambda sequence, saved: sequence.checkpoint(),
+    "restore": lambda sequence, saved: sequence.restore(saved),
+    "reset": lambda sequence, saved: sequence.reset(),
+    "collecting": lambda sequence, saved: (sequence.checkpoint(), write(sequence, [4])),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_pages_that_interrupts_lost_are_found_again_before_memory_grows(name: str) -> None:
+    """Break an operation off at every instruction in turn, all on one arena: it stays within its bound to the page."""
+    sequence = kv.Sequence(1 << 16, 0, 320)  # 64 pages at a time
+    write(sequence, [1] * 100)
+    saved = sequence.checkpoint()
+    finished, instruction = False, 0
+    while not finished:
+        sequence.restore(saved)
+        write(sequence, [2] * 50)
+        finished = broken_off_at(instruction, lambda: OPERATIONS[name](sequence, saved))
+        instruction += 1
+        sequence.restore(saved)
+        assert read(sequence) == [1] * 100
+    assert instruction > 20
+    sequence.reset()
+    others = []
+    while len(others) < 50:  # a page each, beside the four of `saved`
+        sequence.reset()
+        write(sequence, [3] * 32)
+        others.append(sequence.checkpoint())
+    pages = [page for checkpoint in (saved, *others) for page in checkpoint.pages]
+    assert len(set(pages)) == len(pages)
+    assert sequence.arena.pages == kv.PAGES_PER_SLAB
+
+
+def test_an_interrupt_at_any_instruction_of_a_growing_step_leaves_the_arena_sound() -> None:
+    """Break a step that needs new pages off at every instruction in turn, go back, and go on where it had been."""
     finished = False
     instruction = 0
     while not finished:
         sequence = kv.Sequence(1 << 20, 0, 1000)  # four pages at a time
         write(sequence, [1] * 100)
         saved = sequence.checkpoint()
-        left[0] = instruction
+        finished = broken_off_at(instruction, lambda sequence=sequence: sequence.begin(100))
         instruction += 1
-        sys.settrace(trace)
-        try:
-            sequence.begin(100)
-            finished = True
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
         sequence.restore(saved)
         write(sequence, [2] * 300)
         assert read(sequence) == [1] * 100 + [2] * 300
