@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from prism_core.kernels.attention_tiles import ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
+from prism_core.kernels.attention_tiles import LINE, ROW_BYTES, ROWS_TOGETHER, scores_of, values_of
 from prism_core.kernels.jit import device, entry, inlined
 from prism_core.kernels.memory import load_f32, store_f32
+from prism_core.kernels.simd import load_f32x8, mul, splat_f32x8, store
 from prism_core.kernels.softmax import clear, finish, join, weigh
 from prism_core.kernels.words import (
     OPERATION,
@@ -40,53 +41,74 @@ def _first_segment(position: Any, window: Any) -> Any:
     return max(position + 1 - window, 0) // SEGMENT_TOKENS if window > 0 else 0
 
 
+@device
+def _opening(operation: Any, context: Any, unit: Any, element_bytes: Any) -> Any:
+    """Addresses of the first four tiles of a single token's unit; of the last one again, where it has fewer."""
+    heads, position, pages = argument(operation, 6), word(context, POSITION), word(context, PAGES)
+    dim, row, window = argument(operation, 8), argument(operation, 9), argument(operation, 10)
+    lowest = max(position + 1 - window, 0) if window > 0 else 0
+    first = max(unit // heads * (SEGMENT_TOKENS // PAGE_TOKENS), lowest // PAGE_TOKENS)
+    last = position // PAGE_TOKENS
+    inside = argument(operation, 5) + element_bytes * PAGE_TOKENS * (dim + row) * (unit % heads)
+    return (
+        word(pages, first) + inside,
+        word(pages, min(first + 1, last)) + inside,
+        word(pages, min(first + 2, last)) + inside,
+        word(pages, min(first + 3, last)) + inside,
+    )
+
+
+@device
+def _moved(asked: Any, distance: Any) -> Any:
+    return asked[0] + distance, asked[1] + distance, asked[2] + distance, asked[3] + distance
+
+
 def _scores(element_bytes: int) -> Any:
-    """A function that scores any number of rows; the first block of rows asks for what comes `ahead`."""
+    """A function that scores any number of rows; the first block of rows asks for what is `asked`."""
     one, two, three, four = (scores_of(rows, element_bytes) for rows in (1, 2, 3, 4))
-    together = ROWS_TOGETHER
 
     @inlined
-    def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any, ahead: Any) -> None:
+    def scores(queries: Any, pitch: Any, keys: Any, dim: Any, out: Any, rows: Any, asked: Any) -> None:
         r = 0
         while r < rows:
-            q, into, left = queries + r * pitch, out + ROW_BYTES * r, min(rows - r, together)
+            q, into, left = queries + r * pitch, out + ROW_BYTES * r, min(rows - r, ROWS_TOGETHER)
             if left == 4:
-                four(q, pitch, keys, dim, into, ahead)
+                four(q, pitch, keys, dim, into, asked)
             elif left == 3:
-                three(q, pitch, keys, dim, into, ahead)
+                three(q, pitch, keys, dim, into, asked)
             elif left == 2:
-                two(q, pitch, keys, dim, into, ahead)
+                two(q, pitch, keys, dim, into, asked)
             else:
-                one(q, pitch, keys, dim, into, ahead)
+                one(q, pitch, keys, dim, into, asked)
             r += left
-            ahead = keys
+            asked = (keys, keys, keys, keys)
 
     return scores
 
 
 def _values(element_bytes: int) -> Any:
     """A function that adds the weighted values of 32 dimensions of a tile to any number of rows."""
-    one, two, three, four = (values_of(rows, 2, element_bytes) for rows in (1, 2, 3, 4))
-    together = ROWS_TOGETHER
+    one, two, three, four = (values_of(rows, element_bytes) for rows in (1, 2, 3, 4))
 
     @inlined
     def values(
         weights: Any, states: Any, tile: Any, width: Any, low: Any, high: Any, sums: Any, pitch: Any, rows: Any,
-        ahead: Any,
+        asked: Any,
     ) -> None:  # fmt: skip
         r = 0
         while r < rows:
-            w, s, out, left = weights + ROW_BYTES * r, states + ROW_BYTES * r, sums + pitch * r, min(rows - r, together)
+            w, s, out = weights + ROW_BYTES * r, states + ROW_BYTES * r, sums + pitch * r
+            left = min(rows - r, ROWS_TOGETHER)
             if left == 4:
-                four(w, s, tile, width, low, high, out, pitch, ahead)
+                four(w, s, tile, width, low, high, out, pitch, asked)
             elif left == 3:
-                three(w, s, tile, width, low, high, out, pitch, ahead)
+                three(w, s, tile, width, low, high, out, pitch, asked)
             elif left == 2:
-                two(w, s, tile, width, low, high, out, pitch, ahead)
+                two(w, s, tile, width, low, high, out, pitch, asked)
             else:
-                one(w, s, tile, width, low, high, out, pitch, ahead)
+                one(w, s, tile, width, low, high, out, pitch, asked)
             r += left
-            ahead = tile
+            asked = (tile, tile, tile, tile)
 
     return values
 
@@ -96,18 +118,22 @@ def _attention(element_bytes: int, name: str) -> Any:
 
     @inlined
     def tile(
-        operation: Any, keys: Any, following: Any, first_key: Any, position: Any, rows: Any, queries: Any, part: Any
-    ) -> None:
+        operation: Any, keys: Any, coming: Any, first_key: Any, position: Any, rows: Any, queries: Any,
+        part: Any,
+    ) -> None:  # fmt: skip
         """One tile of 32 keys for `rows` query rows, whose positions rise by one every `group` rows.
 
-        `part`: sums [rows][row], then states, then scores, of the segment. `following`: the keys that come next.
+        `part`: sums [rows][row], then states, then scores, of the segment. `coming`: the next four tiles; a
+        quarter of each is asked for, of the first the last one, so that a tile is there when it is due.
         """
         group, dim = argument(operation, 7), argument(operation, 8)
         row, window = argument(operation, 9), argument(operation, 10)
         states = part + rows * 4 * row
         scores = states + rows * ROW_BYTES
-        values = keys + element_bytes * PAGE_TOKENS * dim
-        score_rows(queries, 4 * row, keys, dim, scores, rows, values)
+        key_bytes = element_bytes * PAGE_TOKENS * dim
+        quarter = element_bytes * PAGE_TOKENS // 4 * (dim + row)
+        asked = (coming[0] + 3 * quarter, coming[1] + 2 * quarter, coming[2] + quarter, coming[3])
+        score_rows(queries, 4 * row, keys, dim, scores, rows, asked)
         lowest, highest = rows - rows + PAGE_TOKENS, rows - rows
         for r in range(rows):
             at = position + r // group
@@ -116,16 +142,19 @@ def _attention(element_bytes: int, name: str) -> Any:
             lowest, highest = min(lowest, low), max(highest, high)
             weigh(scores + ROW_BYTES * r, states + ROW_BYTES * r, low, high)
         for i in range(0, row, 32):
-            place, sums = values + element_bytes * i, part + 4 * i
-            add_values(
-                scores, states, place, element_bytes * row, lowest, highest, sums, 4 * row, rows, following + 64 * i
-            )
+            place, sums = keys + key_bytes + element_bytes * i, part + 4 * i
+            later = _moved(asked, LINE // 4 * (dim + i))
+            add_values(scores, states, place, element_bytes * row, lowest, highest, sums, 4 * row, rows, later)
 
     @inlined
     def segment(
-        operation: Any, pages: Any, head: Any, number: Any, position: Any, rows: Any, queries: Any, part: Any
-    ) -> None:
-        """The softmax of one segment for `rows` query rows, the first of which is at `position`."""
+        operation: Any, pages: Any, head: Any, number: Any, position: Any, rows: Any, queries: Any, part: Any,
+        after: Any,
+    ) -> None:  # fmt: skip
+        """The softmax of one segment for `rows` query rows, the first of which is at `position`.
+
+        `after`: the four tiles that come then.
+        """
         group, dim = argument(operation, 7), argument(operation, 8)
         row, window = argument(operation, 9), argument(operation, 10)
         for r in range(rows):
@@ -137,8 +166,13 @@ def _attention(element_bytes: int, name: str) -> Any:
         end = min((number + 1) * per_segment, last // PAGE_TOKENS + 1)
         inside = argument(operation, 5) + element_bytes * PAGE_TOKENS * (dim + row) * head
         for page in range(begin, end):
-            following = word(pages, min(page + 1, end - 1)) + inside
-            tile(operation, word(pages, page) + inside, following, page * PAGE_TOKENS, position, rows, queries, part)
+            coming = (
+                word(pages, page + 1) + inside if page + 1 < end else after[page + 1 - end],
+                word(pages, page + 2) + inside if page + 2 < end else after[page + 2 - end],
+                word(pages, page + 3) + inside if page + 3 < end else after[page + 3 - end],
+                word(pages, page + 4) + inside if page + 4 < end else after[page + 4 - end],
+            )
+            tile(operation, word(pages, page) + inside, coming, page * PAGE_TOKENS, position, rows, queries, part)
 
     def attention(operation: Any, context: Any, begin: Any, end: Any, thread: Any) -> None:
         """(q, pitch, head stride, out, pitch, offset in page, kv heads, group, head_dim, V row, window, scale,
@@ -164,10 +198,13 @@ def _attention(element_bytes: int, name: str) -> Any:
             if tokens == 1:
                 part = argument(operation, 15) + unit * argument(operation, 16)
                 begin_segment, end_segment = max(begin_segment, number), min(end_segment, number + 1)
+            after = (work, work, work, work)
+            if tokens == 1 and unit + 1 < end:
+                after = _opening(operation, context, unit + 1, element_bytes)
             for r in range(rows):
                 clear(states + ROW_BYTES * r, sums + 4 * row * r, row)
             for each in range(begin_segment, end_segment):
-                segment(operation, word(context, PAGES), head, each, position, rows, work, part)
+                segment(operation, word(context, PAGES), head, each, position, rows, work, part, after)
                 if tokens > 1:
                     own = part + rows * 4 * row
                     for r in range(rows):
@@ -187,8 +224,11 @@ def _load_queries(operation: Any, first: Any, last: Any, head: Any, queries: Any
             into = queries + 4 * row * ((token - first) * group + member)
             place = token * argument(operation, 1) + (head * group + member) * argument(operation, 2)
             q = argument(operation, 0) + 4 * place
-            for i in range(dim):
-                store_f32(into + 4 * i, load_f32(q + 4 * i) * scale)
+            whole, scales = dim - dim % 8, splat_f32x8(scale)
+            for i in range(0, 4 * whole, 32):
+                store(into + i, mul(load_f32x8(q + i), scales))
+            for i in range(4 * whole, 4 * dim, 4):
+                store_f32(into + i, load_f32(q + i) * scale)
 
 
 @inlined

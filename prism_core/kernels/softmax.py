@@ -18,14 +18,17 @@ from prism_core.kernels.simd import (
     add,
     and_,
     constant,
+    div,
     fma,
     i32x16,
     less,
+    load_f32x8,
     load_f32x16,
     max_lanes,
     maximum,
     mul,
     select,
+    splat_f32x8,
     splat_f32x16,
     splat_i32x16,
     store,
@@ -93,5 +96,8 @@ def join(state: Any, sums: Any, other: Any, other_sums: Any, row: Any) -> None:
 def finish(state: Any, sums: Any, out: Any, dim: Any) -> None:
     """out = sums / total weight."""
     total = sum_lanes(load_f32x16(state + _SUMS))
-    for i in range(dim):
-        store_f32(out + 4 * i, load_f32(sums + 4 * i) / total)
+    whole, totals = dim - dim % 8, splat_f32x8(total)
+    for i in range(0, 4 * whole, 32):
+        store(out + i, div(load_f32x8(sums + i), totals))
+    for i in range(4 * whole, 4 * dim, 4):
+        store_f32(out + i, load_f32(sums + i) / total)
