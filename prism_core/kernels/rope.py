@@ -9,6 +9,7 @@ import numpy as np
 
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import load_f32, store_f32
+from prism_core.kernels.simd import add, load_f32x8, mul, store, sub
 from prism_core.kernels.words import OPERATION, POSITION, argument, load_f64, real, word
 
 
@@ -39,6 +40,15 @@ def _turn(first: Any, second: Any, table: Any, pairs: Any, i: Any) -> None:
     store_f32(second, a * sine + b * cosine)
 
 
+@device
+def _turn8(first: Any, second: Any, table: Any, pairs: Any, i: Any) -> None:
+    """Eight pairs, whose members stand together."""
+    cosine, sine = load_f32x8(table + 4 * i), load_f32x8(table + 4 * (pairs + i))
+    a, b = load_f32x8(first), load_f32x8(second)
+    store(first, sub(mul(a, cosine), mul(b, sine)))
+    store(second, add(mul(a, sine), mul(b, cosine)))
+
+
 def _rope(interleaved: bool, name: str) -> Any:
     near, far = (2, 1) if interleaved else (1, 0)
 
@@ -46,11 +56,14 @@ def _rope(interleaved: bool, name: str) -> Any:
         """(x, pitch, table, table pitch, pairs, heads, head stride): turn the leading pairs of each head."""
         pairs, heads, stride = argument(operation, 4), argument(operation, 5), argument(operation, 6)
         distance = 4 * far if far else 4 * pairs
+        eights = 0 if interleaved else pairs // 8 * 8
         for token in range(begin, end):
             table = argument(operation, 2) + 4 * token * argument(operation, 3)
             for head in range(heads):
                 x = argument(operation, 0) + 4 * (token * argument(operation, 1) + head * stride)
-                for i in range(pairs):
+                for i in range(0, eights, 8):
+                    _turn8(x + 4 * i, x + 4 * i + distance, table, pairs, i)
+                for i in range(eights, pairs):
                     first = x + 4 * near * i
                     _turn(first, first + distance, table, pairs, i)
 
