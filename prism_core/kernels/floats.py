@@ -23,7 +23,7 @@ from prism_core.kernels.jit import Entry, entry
 from prism_core.kernels.packing import Field, interleave
 from prism_core.kernels.staging import Lanes, Place, filled, fused
 from prism_core.kernels.target import target
-from prism_core.kernels.tiles import PREFETCH, stack
+from prism_core.kernels.tiles import stack
 from prism_core.kernels.vectors import I64, intrinsic, vector
 
 ROWS = 16
@@ -31,6 +31,9 @@ ROWS = 16
 LANES = 16 if target().avx512 else 8
 PAIR, TOKENS = (2, 4) if LANES == 16 else (1, 2)
 """Tiles and tokens of a register block."""
+
+PREFETCH = 8192
+"""How far ahead the weights of few tokens are asked for, in bytes: memory's latency at a few dozen GB/s."""
 
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 

@@ -23,6 +23,13 @@ class Layout(ABC):
     offset: ClassVar[int] = 0
     """What is subtracted from a code to get its value: 0 or a power of two."""
     signed: ClassVar[bool] = False
+    streams: ClassVar[int] = 2
+    """Tiles decoded side by side for few tokens, from far apart in the weights: one sequential reader cannot keep as
+    many lines of memory in flight as a core may have. What decodes a block with many instructions has the registers
+    for two."""
+    ahead: ClassVar[int] = 8192
+    """How far ahead each stream's weights are asked for, in bytes; 0 leaves it to the processor, which finds the
+    streams by itself where the arithmetic does not hold it up."""
 
     @abstractmethod
     def codes(self, place: Place, part: int) -> list[Lanes]:

@@ -42,13 +42,8 @@ LANES = 16 if target().avx512 else 8
 VECTORS, TOKENS = 2, 4
 """A register block of the product of many tokens: two vectors of `LANES` rows, four tokens."""
 
-STREAMS = 2
-"""Tiles decoded side by side for few tokens, from far apart in the weights: one sequential reader cannot keep as many
-lines of memory in flight as a core may have."""
-APART = 32768
-"""The least distance of two streams in bytes; nearer ones share memory's open pages and gain nothing."""
-PREFETCH = 8192
-"""How far ahead the weights of few tokens are asked for, in bytes: memory's latency at a few dozen GB/s."""
+APART = 16384
+"""The least distance of two streams in bytes; nearer ones gain nothing."""
 
 
 def decoder(layout: Layout, streams: int) -> Any:
@@ -63,9 +58,9 @@ def decoder(layout: Layout, streams: int) -> Any:
         """Prefetch as many lines as a part is long: a whole block's at once would fill the miss buffers."""
         if part:
             places[0].keep_order()
-        for place in places:
+        for place in places if layout.ahead else []:
             for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
-                place.prefetch(PREFETCH + line)
+                place.prefetch(layout.ahead + line)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile, apart, blocks, act, out = arguments
@@ -229,10 +224,11 @@ def stack(size: int) -> Any:
 def matmul_for(layout: Layout) -> Entry:
     """The family's `matmul`; see `families`."""
     block, block_bytes, record = layout.block, layout.block_bytes, record_bytes(layout)
-    decode_tile, decode_tiles = decoder(layout, 1), decoder(layout, STREAMS)
+    decode_tile, decode_tiles = decoder(layout, 1), decoder(layout, layout.streams)
     unpack_block, multiply = unpacker(layout), multiplier(layout)
     record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 4 * ROWS)
-    few_space = stack(4 * TILE_ROWS * STREAMS)
+    few_space = stack(4 * TILE_ROWS * layout.streams)
+    streams = layout.streams
     act_block, tiles, sum_bytes = block // 32 * A8_RECORD, ROWS // TILE_ROWS, 4 * ROWS
 
     @entry(MATMUL, name=f"matmul_{layout.name}")
@@ -251,17 +247,17 @@ def matmul_for(layout: Layout) -> Entry:
         blocks = cols // block
         if n_tokens < FEW_TOKENS:
             sums, tile_bytes = few_space(), blocks * block_bytes
-            side = (tile_end - tile_begin) // STREAMS
+            side = (tile_end - tile_begin) // streams
             if side * tile_bytes < APART:
                 side = 0
             for tile in range(tile_begin, tile_begin + side):
                 for token in range(n_tokens):
                     decode_tiles(w + tile * tile_bytes, side * tile_bytes, blocks, act + token * act_stride, sums)
-                    for stream in range(STREAMS):
+                    for stream in range(streams):
                         first = (tile + stream * side) * TILE_ROWS
                         place = sums + 4 * TILE_ROWS * stream
                         _store_tile(out + 4 * (token * out_stride + first), place, rows - first)
-            for tile in range(tile_begin + STREAMS * side, tile_end):
+            for tile in range(tile_begin + streams * side, tile_end):
                 for token in range(n_tokens):
                     decode_tile(w + tile * tile_bytes, 0, blocks, act + token * act_stride, sums)
                     first = tile * TILE_ROWS

@@ -52,7 +52,7 @@ def main(features: str, names: list[str], output: str | None) -> None:
     module.triple = TRIPLE
     for name in names:
         layout = import_module(f"prism_core.kernels.{families._HOME_OF[name]}")._LAYOUTS[TensorType[name].name]()
-        emit(module, f"decode_{name}", tiles.decoder(layout, tiles.STREAMS), [types.int64] * 5)
+        emit(module, f"decode_{name}", tiles.decoder(layout, layout.streams), [types.int64] * 5)
         emit(module, f"unpack_{name}", tiles.unpacker(layout), [types.int64] * 4)
         emit(module, f"multiply_{name}", tiles.multiplier(layout), [types.int64] * 6)
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, features=features, opt=3, reloc="static")

@@ -9,7 +9,7 @@ import pytest
 
 from prism_core.gguf.types import TensorType
 from prism_core.kernels.families import family_for
-from prism_core.kernels.tiles import APART, STREAMS
+from prism_core.kernels.tiles import APART
 
 from .weights import Matrix, encoded, random_blocks
 
@@ -90,10 +90,9 @@ def test_any_split_of_the_tiles_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_matrix_read_in_several_streams_equals_its_tiles_alone(name: str) -> None:
     cols = columns(name)[-1]
-    bytes_of_row = TensorType[name].nbytes(cols)
-    for beyond in (-13, 5, 37):
-        # Just too small for streams far enough apart, and larger, with a last tile that is not full.
-        w = matrix(name, STREAMS * APART // bytes_of_row + 8 * STREAMS + beyond, cols)
+    enough = -(-APART // (8 * TensorType[name].nbytes(cols)))
+    for tiles in (2 * enough - 1, 2 * enough, 3 * enough, 3 * enough + 2):
+        w = matrix(name, 8 * tiles - 3, cols)
         for tokens in (1, 2):
             act = activations(w, tokens)
             out = np.full((tokens, w.rows + 3), -7.0, np.float32)
