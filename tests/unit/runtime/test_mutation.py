@@ -11,8 +11,10 @@ from ops.bench import mutation
 
 
 @pytest.mark.full
-@pytest.mark.timeout(4 * 3600)
-def test_at_least_95_percent_of_the_mutants_are_killed():
+@pytest.mark.timeout(2 * 3600)
+def test_at_least_95_percent_of_the_mutants_are_killed(request):
+    if not request.config.option.markexpr:
+        pytest.skip("half an hour of both processors: ./ops/test --full, -m full, or python -m ops.bench.mutation")
     assert mutation.main([]) >= 0.95
 
 
