@@ -268,9 +268,7 @@ def _survives(number: int) -> bool:
 def main(arguments: list[str] | None = None) -> float:
     """Prints the survivors and the share of killed mutants, and returns that share."""
     parser = argparse.ArgumentParser(description="Mutation check of the Runtime's modules.")
-    parser.add_argument(
-        "--module", action="append", help="to mutate; may be repeated (default: the Runtime's)"
-    )
+    parser.add_argument("--module", action="append", help="to mutate; may be repeated (default: the Runtime's)")
     parser.add_argument("--sample", type=int, help="check only so many, chosen by the seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")

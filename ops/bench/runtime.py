@@ -3,9 +3,9 @@
     python -m ops.bench.runtime [--model FILE] [--tokens 400] [--sampler NAME ...] [--json FILE]
 
 Short runs of `Runtime.generate` take turns with a bare loop of `evaluate_into` over the same tokens from the same
-state, with each sampler in turn, so that all meet the same caches and the same load. Per sampler: the median step of
-the bare loop, the ratio of the Runtime's median time per token to it, and the median time from the end of one step to
-the beginning of the next, which is what sampling and the Runtime take themselves, less noisy than the ratio.
+state, with each sampler in turn, so that all meet the same caches and the same load. Per sampler, as medians: a step of
+the bare loop, the ratio of the Runtime's time per token to it, and the processor time from the end of one step to the
+beginning of the next, which is what sampling and the Runtime take themselves; other load hardly touches that.
 Without a model, or beside it: what the rollback snapshot of a conversation of 2,000 tokens costs.
 """
 
@@ -66,22 +66,22 @@ class Measure:
 
 
 class Watched:
-    """A decoder that notes when each evaluation begins and ends."""
+    """A decoder that notes when each evaluation ends, and this thread's processor time before and after it."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
-        self.steps: list[tuple[float, float]] = []
+        self.steps: list[tuple[float, float, float]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
     def evaluate_into(self, token: int, logits: Any) -> None:
-        begin = time.perf_counter()
+        before = time.thread_time()
         self._decoder.evaluate_into(token, logits)
-        self.steps.append((begin, time.perf_counter()))
+        self.steps.append((time.perf_counter(), before, time.thread_time()))
 
     def take(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The steps since the last time: (begin, end) of each."""
+        """The steps since the last time."""
         steps, self.steps = self.steps, []
         return np.array(steps)
 
@@ -131,9 +131,9 @@ def one_run(runtime: Runtime, decoder: Watched, sampler: Sampler | None, logits:
     for token in emitted:
         decoder.evaluate_into(token, logits)
     bare = decoder.take()
-    times.bare += np.diff(bare[:, 1]).tolist()
-    times.whole += np.diff(steps[:, 1]).tolist()
-    times.between += (steps[1:, 0] - steps[:-1, 1]).tolist()
+    times.bare += np.diff(bare[:, 0]).tolist()
+    times.whole += np.diff(steps[:, 0]).tolist()
+    times.between += (steps[1:, 1] - steps[:-1, 2]).tolist()
 
 
 class RowDecoder:
