@@ -142,11 +142,14 @@ class Plan:
 
         temperature = max(temperature, LEAST_TEMPERATURE)
         members = 0 if 0 < top_k <= dealing.FEW else size
+        kept = top_k + 1 if dealing.FEW < top_k < size else 0
         self._words = np.zeros(dealing.PLAN_WORDS, dtype=np.int64)
         self._scratch = (
             np.empty(size if penalties.active else 0, dtype=np.float32),
             np.empty(members + weights.LANES, dtype=np.float32),
             np.empty(members, dtype=np.int32),
+            np.empty(kept, dtype=np.float32),
+            np.empty(kept, dtype=np.int32),
         )
         self._words[dealing.TOP_K] = min(top_k, size)
         reals = self._words.view(np.float64)
@@ -155,7 +158,8 @@ class Plan:
         reals[dealing.INVERSE] = 1 / temperature
         reals[dealing.WINDOW] = weights.NO_WEIGHT * max(temperature, 1.0)
         reals[dealing.REPETITION] = penalties.repetition
-        for at, memory in zip((dealing.COPY, dealing.VALUES, dealing.IDS), self._scratch, strict=True):
+        places = (dealing.COPY, dealing.VALUES, dealing.IDS, dealing.KEPT, dealing.KEPT_IDS)
+        for at, memory in zip(places, self._scratch, strict=True):
             self._words[at] = memory.ctypes.data
         self.size = size
         self.address = int(self._words.ctypes.data)

@@ -38,17 +38,15 @@ FEW = 64
 STRETCH = 64
 SMALL = 64
 """So many members are put in order at once."""
-TOP_K, TOP_P, FLOOR, INVERSE, WINDOW, REPETITION, COPY, VALUES, IDS = range(9)
+TOP_K, TOP_P, FLOOR, INVERSE, WINDOW, REPETITION, COPY, VALUES, IDS, KEPT, KEPT_IDS = range(11)
 """Words of a plan: 0 or how many take part (int); top-p; log(min-p); 1 / temperature; how far below the best anything
-has weight; repetition penalty (floats); addresses of float32[vocabulary] for penalised logits, and of
-float32[vocabulary + 16] and int32[vocabulary] for the members of a bucket."""
+has weight; repetition penalty (floats); addresses of float32[vocabulary] for penalised logits, of float32[vocabulary +
+16] and int32[vocabulary] for the members of a bucket, and of float32 and int32[top-k + 1] for what that leaves."""
 _PADDED, _UNITS, _INDICES = 16, 24, 40
 FEW_VALUES, FEW_IDS, FEW_UNITS = 64, 96, 160
-_SUMS, _NARROW = 224, 224 + 3 * BUCKETS
-PLAN_WORDS = 224 + 4 * BUCKETS
+_SUMS, _NARROW = 224, 224 + BUCKETS
+PLAN_WORDS = 224 + 2 * BUCKETS
 
-COUNT, CUT, DRAW = range(3)
-"""Columns of a bucket's sums: everything weighs the same; weights at temperature 1; weights at the temperature."""
 NO_LIMIT = np.float32(-np.inf)
 _LOWEST, _HIGHEST = np.float32(-np.finfo(np.float32).max), np.float32(np.finfo(np.float32).max)
 _LAST = np.float32(BUCKETS - 1)
@@ -87,43 +85,32 @@ def _bucket(gaps: Any, scale: Any) -> Any:
 
 
 @device
-def deal(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, counting: Any, cutting: Any, drawing: Any, inverse: Any
-) -> None:
-    """Fill the columns that are wanted with the sums of each bucket."""
+def deal(plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any) -> None:
+    """Fill the sums of each bucket with weights at 1 / `inverse`; with 0 everything weighs one unit of the best."""
     sums = plan + 8 * _SUMS
-    for at in range(3 * BUCKETS):
+    for at in range(BUCKETS):
         store_i64(sums + 8 * at, 0)
     top, places = splat_f32x16(best), plan + 8 * _INDICES
     for at in range(0, size, LANES):
         values, lanes = sixteen(logits, at, size, padded(plan)), min(LANES, size - at)
         store(places, _bucket(sub(top, values), scale))
-        if counting:
-            for lane in range(lanes):
-                place = sums + 8 * load_i32(places + 4 * lane)
-                store_i64(place, load_i64(place) + UNIT)
-        if cutting:
-            store(plan + 8 * _UNITS, units(values, best, 1.0))
-            _add_up(places, lanes, plan + 8 * _UNITS, sums + 8 * CUT * BUCKETS)
-        if drawing:
+        if inverse > 0:
             store(plan + 8 * _UNITS, units(values, best, inverse))
-            _add_up(places, lanes, plan + 8 * _UNITS, sums + 8 * DRAW * BUCKETS)
-
-
-@device
-def _add_up(places: Any, lanes: Any, weights: Any, sums: Any) -> None:
-    if lanes == LANES:
-        for lane in range(LANES):  # a number known beforehand makes it a third quicker
-            _add(places, lane, weights, sums)
-    else:
-        for lane in range(lanes):
-            _add(places, lane, weights, sums)
+        if lanes < LANES:
+            for lane in range(lanes):
+                _add(places, lane, plan + 8 * _UNITS if inverse > 0 else 0, sums)
+        elif inverse > 0:
+            for lane in range(LANES):  # a number known beforehand makes it a third quicker
+                _add(places, lane, plan + 8 * _UNITS, sums)
+        else:
+            for lane in range(LANES):
+                _add(places, lane, 0, sums)
 
 
 @device
 def _add(places: Any, lane: Any, weights: Any, sums: Any) -> None:
     place = sums + 8 * load_i32(places + 4 * lane)
-    store_i64(place, load_i64(place) + load_i64(weights + 8 * lane))
+    store_i64(place, load_i64(place) + (load_i64(weights + 8 * lane) if weights != 0 else UNIT))
 
 
 @device
@@ -157,6 +144,28 @@ def _any(logits: Any, best: Any, scale: Any, bucket: Any) -> Any:
         places = _bucket(sub(splat_f32x16(best), load_f32x16(logits + at)), scale)
         inside = sub(inside, equal(places, splat_i32x16(bucket)))
     return max_lanes(inside) > 0
+
+
+@device
+def keep(plan: Any, logits: Any, size: Any, limit: Any, last: Any) -> Any:
+    """Write what takes part to the plan's memory for it, by id; its address."""
+    values, ids, found, whole = word(plan, KEPT), word(plan, KEPT_IDS), 0, size - size % LANES
+    for begin in range(0, whole, LANES):
+        if max_lanes(load_f32x16(logits + 4 * begin)) >= limit:
+            for lane in range(LANES):
+                found += _keep_one(logits, begin + lane, values, ids, found, limit, last)
+    for at in range(whole, size):
+        found += _keep_one(logits, at, values, ids, found, limit, last)
+    return values
+
+
+@device
+def _keep_one(logits: Any, at: Any, values: Any, ids: Any, found: Any, limit: Any, last: Any) -> Any:
+    """1 if it is kept. It is written without a condition, which would be guessed wrong too often."""
+    value = load_f32(logits + 4 * at)
+    store_f32(values + 4 * found, value)
+    store_i32(ids + 4 * found, at)
+    return (value > limit) | ((value == limit) & (at <= last))
 
 
 @device
@@ -218,12 +227,12 @@ def _sort(values: Any, ids: Any, count: Any) -> None:
 
 @device
 def reach(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, column: Any, inverse: Any, target: Any, limit: Any,
+    plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any, target: Any, limit: Any,
     last: Any, floor: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """The token with which the running sum of a column reaches `target`, at most their total: (logit, id, that sum)."""
+    """The token with which the running sum of what was dealt reaches `target`, at most its total: (logit, id, sum)."""
     wanted = target
-    sums, bucket = plan + 8 * (_SUMS + column * BUCKETS), 0
+    sums, bucket = plan + 8 * _SUMS, 0
     while target > load_i64(sums + 8 * bucket):
         target -= load_i64(sums + 8 * bucket)
         bucket += 1
@@ -244,11 +253,11 @@ def reach(
 
 @device
 def total(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, column: Any, inverse: Any, limit: Any, last: Any,
+    plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any, limit: Any, last: Any,
     floor: Any,
 ) -> Any:  # fmt: skip
-    """The sum of a column over what takes part: whole buckets, and the members of the one where the limit is."""
-    sums, result = plan + 8 * (_SUMS + column * BUCKETS), 0
+    """The sum of what was dealt and takes part: whole buckets, and the members of the one where the limit is."""
+    sums, result = plan + 8 * _SUMS, 0
     if limit == NO_LIMIT and floor == -np.inf:
         for bucket in range(BUCKETS):
             result += load_i64(sums + 8 * bucket)

@@ -19,21 +19,20 @@ import numpy as np
 
 from prism_core.kernels.dealing import (
     COPY,
-    COUNT,
-    CUT,
-    DRAW,
     FEW,
     FEW_IDS,
     FEW_UNITS,
     FEW_VALUES,
     FLOOR,
     INVERSE,
+    KEPT_IDS,
     NO_LIMIT,
     REPETITION,
     TOP_K,
     TOP_P,
     WINDOW,
     deal,
+    keep,
     padded,
     reach,
     scale_of,
@@ -41,12 +40,16 @@ from prism_core.kernels.dealing import (
     total,
 )
 from prism_core.kernels.jit import device, kernel
-from prism_core.kernels.memory import load_f32, load_i64, store_f32
+from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32
 from prism_core.kernels.selection import few_highest, highest_of
 from prism_core.kernels.simd import load_f32x16, store
 from prism_core.kernels.weights import LANES, UNIT, estimate, mass, write_units
 from prism_core.kernels.words import load_f64, word
 
+COUNT, CUT, DRAW = range(3)
+"""The steps that need sums; the first two are at the inverse temperature of their number."""
+MUCH = 4
+"""Of so many parts of a vocabulary less than one is worth a copy."""
 ENOUGH = 0.75
 """A part of what is estimated to be needed, below which the best few are not looked into: it would be in vain."""
 _LOWEST, _HIGHEST = np.float32(-np.finfo(np.float32).max), np.float32(np.finfo(np.float32).max)
@@ -140,27 +143,29 @@ def _among_few(plan: Any, logits: Any, size: Any, count: Any, whole: Any, unifor
 
 @device
 def _among_all(plan: Any, logits: Any, size: Any, whole: Any, best: Any, uniform: Any) -> Any:
-    """The token, by dealing the whole vocabulary."""
-    inverse, top_p = _real(plan, INVERSE), _real(plan, TOP_P)
-    counting, cutting = whole < size, top_p < 1
-    drawing = not cutting or inverse != 1.0
-    scale = scale_of(logits, size, best, _real(plan, WINDOW))
-    deal(plan, logits, size, best, scale, counting, cutting, drawing, inverse)
-    limit, last, every = NO_LIMIT, size, -1
+    """The token, by dealing the whole vocabulary: for top-k, for top-p and for the draw."""
+    top_p = _real(plan, TOP_P)
+    limit, last, every, kept = NO_LIMIT, size, 0, False
+    scale, dealt = scale_of(logits, size, best, _real(plan, WINDOW)), -1.0
     for step in range(3):
-        if (step == COUNT and not counting) or (step == CUT and not cutting):
+        if (step == COUNT and whole == size) or (step == CUT and top_p == 1):
             continue
-        column = CUT if step == DRAW and not drawing else step
-        factor = inverse if step == DRAW else np.float64(step)
+        inverse = _real(plan, INVERSE) if step == DRAW else np.float64(step)
         floor = _real(plan, FLOOR) if step == DRAW else -np.inf
+        if inverse != dealt:
+            deal(plan, logits, size, best, scale, inverse)
         if step == COUNT:
             target = whole * UNIT
         else:
-            if step == CUT or drawing or floor > -np.inf:
-                every = total(plan, logits, size, best, scale, column, factor, limit, last, floor)
+            if inverse != dealt or floor > -np.inf:
+                every = total(plan, logits, size, best, scale, inverse, limit, last, floor)
             target = _share(every, top_p) if step == CUT else _point(every, uniform)
-        limit, last, every = reach(plan, logits, size, best, scale, column, factor, target, limit, last, floor)
-    return last
+        limit, last, every = reach(plan, logits, size, best, scale, inverse, target, limit, last, floor)
+        dealt = inverse
+        if step == COUNT and MUCH * whole < size:
+            logits, kept = keep(plan, logits, size, limit, last), True
+            size, limit, last = whole, NO_LIMIT, whole
+    return load_i32(word(plan, KEPT_IDS) + 4 * last) if kept else last
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, float64)")
