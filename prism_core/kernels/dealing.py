@@ -118,15 +118,21 @@ def _collect(
     plan: Any, logits: Any, size: Any, best: Any, scale: Any, bucket: Any, limit: Any, last: Any, floor: Any
 ) -> Any:
     """Gather what takes part of a bucket, by id; how many."""
-    found = 0
+    found, top, wanted, none = 0, splat_f32x16(best), splat_i32x16(bucket), splat_i32x16(0)
     for begin in range(0, size, STRETCH):
-        if begin + STRETCH <= size and not _any(logits + 4 * begin, best, scale, bucket):
-            continue
+        if begin + STRETCH <= size:
+            inside = none
+            for at in range(4 * begin, 4 * (begin + STRETCH), 4 * LANES):
+                inside = sub(inside, equal(_bucket(sub(top, load_f32x16(logits + at)), scale), wanted))
+            if max_lanes(inside) == 0:
+                continue
         for at in range(begin, min(begin + STRETCH, size), LANES):
-            values = sixteen(logits, at, size, padded(plan))
-            store(plan + 8 * _INDICES, _bucket(sub(splat_f32x16(best), values), scale))
+            inside = sub(none, equal(_bucket(sub(top, sixteen(logits, at, size, padded(plan))), scale), wanted))
+            if max_lanes(inside) == 0:
+                continue
+            store(plan + 8 * _INDICES, inside)
             for lane in range(min(LANES, size - at)):
-                if load_i32(plan + 8 * _INDICES + 4 * lane) == bucket:
+                if load_i32(plan + 8 * _INDICES + 4 * lane) == 1:
                     value = load_f32(logits + 4 * (at + lane))
                     before = value > limit or (value == limit and at + lane <= last)
                     if before and np.float64(max(value - best, _LOWEST)) >= floor:
@@ -134,16 +140,6 @@ def _collect(
                         store_i32(word(plan, IDS) + 4 * found, at + lane)
                         found += 1
     return found
-
-
-@device
-def _any(logits: Any, best: Any, scale: Any, bucket: Any) -> Any:
-    """Whether any of a stretch is in the bucket."""
-    inside = splat_i32x16(0)
-    for at in range(0, 4 * STRETCH, 4 * LANES):
-        places = _bucket(sub(splat_f32x16(best), load_f32x16(logits + at)), scale)
-        inside = sub(inside, equal(places, splat_i32x16(bucket)))
-    return max_lanes(inside) > 0
 
 
 @device

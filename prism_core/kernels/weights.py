@@ -2,14 +2,14 @@
 
     weight(logit) = 2^40 * e^((logit - best) / temperature), rounded to nearest even
 
-The best weighs 2^40, and what is some 28 temperatures below it weighs nothing. The difference is a float32, held to
-float32's range; its product with the inverse temperature is rounded to float32; the exponential is the polynomial
-below in float32, with no fused operations, so that every processor gives the same bits. Up to 2^20 weights add up to
-less than 2^63.
+The best weighs 2^40, and what is some 28 temperatures below it weighs nothing. Everything is computed in float32, with
+no fused operations, so that every processor gives the same bits: the difference, held to float32's range; its product
+with the inverse temperature; the exponential, by the polynomial below. Up to 2^20 weights add up to less than 2^63.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from prism_core.kernels.simd import (
     sub,
     to_f32,
 )
-from prism_core.kernels.vectors import I64, Vector, intrinsic, splatted, vector
+from prism_core.kernels.vectors import I64, Vector, intrinsic, vector
 
 UNIT_BITS = 40
 UNIT = 1 << UNIT_BITS
@@ -52,18 +52,13 @@ _F64 = ir.DoubleType()
 _SHIFT = 1.5 * 2.0**52  # added to a number of magnitude below 2^51 it leaves the rounded number in the low bits
 
 
-@intrinsic
-def _scaled(_context: Any, a: Any, factor: Any) -> Any:
-    """float32 lanes times a float64, rounded once to float64 and once to float32."""
-    if not isinstance(a, Vector) or a.element != "f32":
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = builder.fpext(arguments[0], ir.VectorType(_F64, a.lanes))
-        product = builder.fmul(wide, splatted(builder, arguments[1], a.lanes))
-        return builder.fptrunc(product, a.llvm)
-
-    return a(a, types.float64), generate
+@device
+def _factors(inverse: Any) -> tuple[Any, Any]:
+    """Two float32 whose product is `inverse`, or as far from 1 as makes no difference any more."""
+    if inverse == 0 or 2.0**-100 <= inverse <= 2.0**100:
+        return np.float32(inverse), _ONE
+    root = np.float32(math.sqrt(min(max(inverse, 1e-76), 1e76)))
+    return root, root
 
 
 @intrinsic
@@ -112,7 +107,8 @@ def units(values: Any, best: Any, inverse: Any) -> Any:
     """The weights of sixteen logits; `inverse` is 1 / temperature, or 0, which makes all of them weigh the same."""
     x = sub(values, splat_f32x16(best))
     if inverse != 1.0:
-        x = _scaled(maximum(x, splat_f32x16(_LOWEST)), inverse)
+        first, second = _factors(inverse)
+        x = mul(mul(maximum(x, splat_f32x16(_LOWEST)), splat_f32x16(first)), splat_f32x16(second))
     x = maximum(x, splat_f32x16(_FAR))
     whole = round_i32(mul(x, splat_f32x16(_LOG2_E)))
     turns = to_f32(whole)

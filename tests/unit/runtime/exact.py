@@ -29,8 +29,12 @@ def gaps(logits: np.ndarray, best: np.float32) -> np.ndarray:
 
 def weights(logits: np.ndarray, best: np.float32, temperature: float) -> np.ndarray:
     """Whole units, int64."""
-    with np.errstate(over="ignore"):
-        scaled = (gaps(logits, best).astype(np.float64) * (1 / max(temperature, 1e-300))).astype(F32)
+    inverse = 1 / max(temperature, 1e-300)
+    first, second = F32(inverse) if 2.0**-100 <= inverse <= 2.0**100 else F32(0), F32(1)
+    if not first:
+        first = second = F32(math.sqrt(min(max(inverse, 1e-76), 1e76)))
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = gaps(logits, best) * first * second
     return np.rint(exponential(scaled).astype(np.float64) * UNIT).astype(np.int64)
 
 
