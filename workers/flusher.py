@@ -30,7 +30,7 @@ from prism_core.errors import Cancelled
 from workers.cancellation import Halt, TurnCancellation
 
 POLL_S = 0.05
-APART_S = 0.005  # half of what a cancellation may take beyond a step, and less than a reader can see
+APART_S = 0.004  # less than half of what a cancellation may take beyond a step, and than a reader can see
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 1.0
