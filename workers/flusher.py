@@ -5,15 +5,15 @@ reply was lost, or that the broker lost, is sent again with the same number and 
 carries everything that came meanwhile, tokens merged into one delta. Whatever the broker answers (cancelled, yield,
 fenced) reaches the turn's cancellation object before the next decoder step; after a silence of `poll_s` it is asked.
 The decoder's thread never waits for the flusher's: it takes no lock in Python (a thread that the system sets aside
-while it holds one would hold up the decoder too), and the flusher is kicked when a step begins, not when a token is
-emitted, so that the two never want the interpreter at the same time. Every append costs the decoder something (two
-cores, one interpreter), so a decoder faster than `APART_S` a step has its tokens sent two or more at a time.
+while it holds one would hold up the decoder too), and while tokens keep coming it does not even wake it: on a busy
+machine the woken thread takes the waker's core. The flusher looks by itself every `TICK_S`, most likely while a kernel
+runs that does not hold the interpreter, and a decoder that is faster has its tokens sent two or more at a time. Only
+one that has dozed off, after `DOZE_TICKS` in vain, is woken by the next token.
 Not promised: that an emitted token is stored when `token` returns; `flush` waits for that.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -30,7 +30,8 @@ from prism_core.errors import Cancelled
 from workers.cancellation import Halt, TurnCancellation
 
 POLL_S = 0.05
-APART_S = 0.004  # less than half of what a cancellation may take beyond a step, and than a reader can see
+TICK_S = 0.004  # less than half of what a cancellation may take beyond a step, and than a reader can see
+DOZE_TICKS = 4
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 1.0
@@ -83,7 +84,8 @@ class Flusher:
         self._clock = clock
         self._inbox: deque[_Item] = deque()  # filled by any thread, emptied by the flusher's
         self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._kicked = -math.inf
+        self._idle_ticks = DOZE_TICKS
+        self._dozing = False  # nothing but a kick, or the time of the next poll, ends the flusher's wait
         self._pending: deque[bytes | _Token | _Mark] = deque()  # taken from the inbox, not yet numbered
         # Every event of this claim with the tokens up to it; the first one is number claim.ev + 1.
         self._sent: list[tuple[bytes, int]] = []
@@ -111,16 +113,10 @@ class Flusher:
         self._kicks.put(None)
 
     def token(self, token: int, text: str, logprob: Any = None) -> None:
-        """Queues one emitted token and the text that it released; it travels from the next kick on."""
+        """Queues one emitted token and the text that it released."""
         self._put(_Token([token], text, logprob))
-
-    def kick(self) -> None:
-        """Sends what is queued, unless that was done within `APART_S`: called as a decoder step begins."""
-        if self._inbox:
-            now = self._clock()
-            if now - self._kicked >= APART_S:
-                self._kicked = now
-                self._kicks.put(None)
+        if self._dozing:
+            self._kicks.put(None)
 
     def tail(self, text: str) -> None:
         """Queues text that was held back, after the last token."""
@@ -209,14 +205,22 @@ class Flusher:
         self._release()
 
     def _receive(self) -> None:
-        """Takes what is queued; waits for a kick, or for the time of the next poll, if there is nothing to do."""
+        """Takes what is queued. If there is nothing to do, waits for a tick, or dozes until a kick or the next poll."""
         if not self._pending and self._heal is None:
+            wait_s = max(0.0, self._heard + self._poll_s - self._clock())
+            self._dozing = self._idle_ticks >= DOZE_TICKS
+            if not self._dozing:
+                wait_s = min(wait_s, TICK_S)
+            elif self._inbox:  # a token that came before `_dozing` was set saw nobody to wake
+                wait_s = 0.0
             try:
-                self._kicks.get(timeout=max(0.0, self._heard + self._poll_s - self._clock()))
+                self._kicks.get(timeout=wait_s)
                 while True:
                     self._kicks.get_nowait()
             except queue.Empty:
                 pass
+            self._dozing = False
+            self._idle_ticks = 0 if self._inbox else self._idle_ticks + 1
         while self._inbox:
             self._accept(self._inbox.popleft())
 

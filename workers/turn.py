@@ -209,10 +209,6 @@ class Turn:
             self._ids.append(token)
             self._flusher.token(token, text.push(token), self._logprob(sampler))
 
-        def step_begins() -> bool:
-            self._flusher.kick()
-            return text.stopped
-
         completion = self._runtime.generate(
             [*prompt.token_ids, *self._ids],
             Generation(max_tokens=left, stop_tokens=self._model.tokenizer.stop_tokens),
@@ -223,7 +219,7 @@ class Turn:
             emit=emit,
             save_at=tuple(at for at in prompt.save_at if 0 < at < len(prompt.token_ids)),
             timings=self._timings,
-            stop_when=step_begins,
+            stop_when=lambda: text.stopped,
             on_prefix=self._started,
         )
         return "stop" if completion.finish is Finish.STOP else "length"
