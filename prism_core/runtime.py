@@ -179,6 +179,7 @@ class Runtime:
         sampler: Sampler | None = None,
         emit: Callable[[int], object] | None = None,
         save_at: Sequence[int] = (),
+        keep_saved: bool = False,
         stop_when: Callable[[], object] | None = None,
         on_prefix: Callable[[int], object] | None = None,
         timings: Timings | None = None,
@@ -189,14 +190,17 @@ class Runtime:
         `sampler`: None draws greedily. `emit(token)` is called for each token of the answer once its successor's logits
         are there; what it emitted is provisional until `generate` returns. `stop_when()` is asked after each emit; true
         ends the answer. `on_prefix(n)` is told once how many prompt tokens were reused. `save_at`: strictly increasing
-        lengths, 1..len(prompt)-1, at which to save a prefix as well; those already reused are passed over. `timings` is
-        filled in.
+        lengths, 1..len(prompt)-1, at which to save a prefix as well; those already reused are passed over.
+        `keep_saved`: a reused prefix of such a length is not replaced under "lru", so that a beginning which many
+        conversations share stays. `timings` is filled in.
 
         Raises `InvalidRequest`, `Cancelled`, `DeadlineExceeded`, `RuntimeFaulted`, `BudgetExceeded`, `DecoderError`,
         `SamplerError`, `RestoreFailed`, and unchanged whatever the decoder, the sampler or a callback raises. After any
         error `sampler` is as before, and so is the conversation; only after `RestoreFailed` it must be reset first.
         """
-        arguments = Arguments(prompt, options, prefill, deadline, sampler, emit, save_at, stop_when, on_prefix, timings)
+        arguments = Arguments(
+            prompt, options, prefill, deadline, sampler, emit, save_at, keep_saved, stop_when, on_prefix, timings
+        )
         timings = timings if isinstance(timings, Timings) else Untimed()
         timings.begin()
         timings.enter("sampler_copy")

@@ -84,7 +84,7 @@ class Transaction:
         try:
             conversation.unsettled = conversation.committed.tokens
             completion = self._generate(request)
-            self._commit = self._completed()
+            self._commit = self._completed(request)
             self._timings.enter(None)
             conversation.committed = self._commit  # step 11 is this one store
             return completion
@@ -214,7 +214,7 @@ class Transaction:
             raise SamplerError(f"the sampler returned {short(drawn)}, but a token is an integer in 0..{vocab_size - 1}")
         return token
 
-    def _completed(self) -> Commit:
+    def _completed(self, request: Request) -> Commit:
         """Step 10, and what step 11 will store."""
         self._timings.enter("completion_snapshot")
         tokens = self._live.frozen_tokens()
@@ -222,7 +222,7 @@ class Transaction:
         held = len(self._held)
         self._save(logits=True)
         if len(self._held) > held:
-            replaced = [snapshot for snapshot in self._reused if snapshot.tokens.size < tokens.size]
+            replaced = [s for s in self._reused if s.tokens.size < tokens.size and s.tokens.size not in request.kept]
         return Commit(TokenView(tokens), self._conversation.committed.prefixes.after(self._held, replaced))
 
     def _save(self, *, logits: bool) -> None:

@@ -165,6 +165,7 @@ class Arguments:
     sampler: Any
     emit: Callable[[int], object] | None
     save_at: Sequence[int]
+    keep_saved: bool
     stop_when: Callable[[], object] | None
     on_prefix: Callable[[int], object] | None
     timings: Timings | None
@@ -179,6 +180,8 @@ class Request:
     stop_tokens: frozenset[int]
     block_tokens: int
     save_at: tuple[int, ...]
+    kept: tuple[int, ...]
+    """Lengths of which a reused prefix stays."""
 
 
 def check_request(arguments: Arguments, context_tokens: int, vocab_size: int) -> Request:
@@ -202,7 +205,9 @@ def check_request(arguments: Arguments, context_tokens: int, vocab_size: int) ->
     if arguments.sampler is not None and not callable(getattr(arguments.sampler, "sample", None)):
         raise InvalidRequest(f"sampler must have a method sample(logits), but is {short(arguments.sampler)}")
     save_at = _save_at(arguments.save_at, len(prompt))
-    return Request(np.array(prompt, dtype=np.int32), max_tokens, frozenset(stops), block_tokens, save_at)
+    instance("keep_saved", arguments.keep_saved, bool)
+    kept = save_at if arguments.keep_saved else ()
+    return Request(np.array(prompt, dtype=np.int32), max_tokens, frozenset(stops), block_tokens, save_at, kept)
 
 
 def _prompt(values: Any, max_tokens: int, context_tokens: int, vocab_size: int) -> list[int]:

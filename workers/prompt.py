@@ -150,12 +150,10 @@ def _from_messages(
 
 
 def _end_of(turn: TurnRecord, ids: Sequence[int]) -> tuple[int, ...]:
-    """One token behind the turn's end in a prompt that goes on from it, so that an edit of what follows finds a prefix
-    there: the end itself is reused, and then replaced, by this very prompt. That one token closes the answer, whatever
-    is said next."""
+    """Where the turn ends in a prompt that goes on from it: kept, so an edit of what follows reuses all before it."""
     begin = turn.tokens - len(turn.answer_ids)
-    fits = turn.answer_ids and 0 < turn.tokens < len(ids) - 1 and list(ids[begin : turn.tokens]) == turn.answer_ids
-    return (turn.tokens + 1,) if fits else ()
+    fits = turn.answer_ids and 0 < turn.tokens < len(ids) and list(ids[begin : turn.tokens]) == turn.answer_ids
+    return (turn.tokens,) if fits else ()
 
 
 def _is_whole(spec: RequestSpec, messages: Sequence[Mapping[str, Any]]) -> bool:

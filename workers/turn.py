@@ -218,6 +218,7 @@ class Turn:
             sampler=sampler,
             emit=emit,
             save_at=tuple(at for at in prompt.save_at if 0 < at < len(prompt.token_ids)),
+            keep_saved=True,
             timings=self._timings,
             stop_when=lambda: text.stopped,
             on_prefix=self._started,

@@ -46,6 +46,7 @@ class Asked:
     stop: frozenset[int] = frozenset()
     block: int = 1
     save_at: tuple[int, ...] = ()
+    keep_saved: bool = False
     stop_after: int | None = None  # what `stop_when` says: after so many emits
     already: str | None = None  # "cancel" or "expire": before the request starts
     faults: tuple[Fault, ...] = ()
@@ -94,6 +95,8 @@ class Model:
             return Answer(self.recover(run, failure), run.operations)
         self.history = run.state
         replaced = [s for s in run.reused if run.completed and len(s.tokens) < len(run.state)]
+        if asked.keep_saved:
+            replaced = [s for s in replaced if len(s.tokens) not in asked.save_at]
         self.saved = [saved for saved in self.saved if not any(saved is other for other in replaced)]
         for saved in run.held:
             if len(self.saved) == self.checkpoints:

@@ -250,6 +250,24 @@ def test_lru_saves_a_position_anew_once_the_prefix_that_reached_it_was_replaced(
     assert reused == [0, 2, 0, 2]
 
 
+@pytest.mark.parametrize("retention", ["lru", "fifo"])
+def test_a_beginning_that_many_conversations_share_stays_if_the_request_says_so(retention):
+    bench = bench_with(checkpoints=8, retention=retention)
+    asked = [bench.ask([6, 6, question], save_at=(2,), keep_saved=True).reused_tokens for question in (1, 2, 3, 4)]
+    assert asked == [0, 2, 2, 2]
+    assert [6, 6] in saved(bench)
+    assert bench.ask([6, 6, 5], keep_saved=True).reused_tokens == 2  # no position to save is no position to keep
+    assert ([6, 6] in saved(bench)) == (retention == "fifo")
+
+
+@pytest.mark.parametrize("save_at", [(1,), (1, 2), (2, 4)])
+def test_only_a_reused_prefix_of_a_saved_length_is_kept(save_at):
+    bench = bench_with(checkpoints=8, retention="lru")
+    bench.ask([6, 6, 1, 2], save_at=(3,))
+    assert bench.ask([6, 6, 1, 3, 4], save_at=save_at, keep_saved=True).reused_tokens == 3
+    assert [6, 6, 1] not in saved(bench)
+
+
 def test_lru_makes_room_from_the_least_recently_reused_by_bytes_too():
     bench = bench_with(128 + 128 + 128, retention="lru")
     bench.ask([1])

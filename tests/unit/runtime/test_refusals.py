@@ -243,6 +243,7 @@ REFUSED = [
     ({"stop_when": 3}, "stop_when must be callable or None, not 3"),
     ({"on_prefix": 3}, "on_prefix must be callable or None, not 3"),
     ({"timings": 3}, "timings must be a Timings, not 3"),
+    ({"keep_saved": 1}, "keep_saved must be a bool, not 1"),
     ({"prompt": [1, 2, 3], "save_at": (0, 1)}, "save_at[0] is 0, but must be from 1 to 2"),
     ({"prompt": [1, 2, 3], "save_at": (3,)}, "save_at[0] is 3, but must be from 1 to 2"),
     ({"prompt": [1, 2, 3], "save_at": (2, 2)}, "save_at must strictly increase, but save_at[1] is 2 after 2"),

@@ -85,10 +85,11 @@ class RuntimeMachine(RuleBasedStateMachine):
         block=st.sampled_from([1, 2, 3, 512]),
         stop_after=st.sampled_from([None, None, 1, 2]),
         save=st.sampled_from([(), (), (1,), (2, 4), (1, 2, 3)]),
+        keep_saved=st.booleans(),
     )
-    def ask(self, start, keep, tail, max_tokens, stop, block, stop_after, save):
+    def ask(self, start, keep, tail, max_tokens, stop, block, stop_after, save, keep_saved):
         prompt = self.prompt(start, keep, tail)
-        self.compare(self.asked(prompt, max_tokens, stop, block, stop_after, save))
+        self.compare(self.asked(prompt, max_tokens, stop, block, stop_after, save, keep_saved))
 
     @precondition(lambda self: self.stuck)
     @rule()
@@ -108,11 +109,12 @@ class RuntimeMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 3),
         block=st.sampled_from([1, 2, 512]),
         save=st.sampled_from([(), (1,), (1, 2, 3)]),
+        keep_saved=st.booleans(),
         faults=FAULTS,
         restore_fails=st.sampled_from([False, False, False, True]),
     )
-    def ask_with_faults(self, start, keep, tail, max_tokens, block, save, faults, restore_fails):
-        asked = self.asked(self.prompt(start, keep, tail), max_tokens, (), block, None, save)
+    def ask_with_faults(self, start, keep, tail, max_tokens, block, save, keep_saved, faults, restore_fails):
+        asked = self.asked(self.prompt(start, keep, tail), max_tokens, (), block, None, save, keep_saved)
         at_once = {fault.at: fault for fault in faults}
         self.compare(asked, faults=tuple(at_once.values()), restore_fails=restore_fails)
 
@@ -128,9 +130,9 @@ class RuntimeMachine(RuleBasedStateMachine):
         }[start]
         return (*known, *tail)[: self.model.context + 1]
 
-    def asked(self, prompt, max_tokens, stop, block, stop_after, save):
+    def asked(self, prompt, max_tokens, stop, block, stop_after, save, keep_saved):
         positions = tuple(position for position in save if position < len(prompt))
-        return Asked(prompt, max_tokens, frozenset(stop), block, positions, stop_after)
+        return Asked(prompt, max_tokens, frozenset(stop), block, positions, keep_saved, stop_after)
 
     def compare(self, asked: Asked, **faults) -> None:
         asked = Asked(**{**asked.__dict__, **faults})
@@ -159,6 +161,7 @@ class RuntimeMachine(RuleBasedStateMachine):
                 Generation(asked.max_tokens, asked.stop),
                 block=asked.block,
                 save_at=asked.save_at,
+                keep_saved=asked.keep_saved,
                 **arguments,
             )
             outcome = (done.prompt_tokens, done.reused_tokens, done.generated_tokens, str(done.finish))
