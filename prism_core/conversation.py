@@ -67,7 +67,7 @@ class Live:
         self._cells = self._history.data
         self.length = 0
         self.logits: FloatArray = np.full(vocab_size, np.nan, dtype=np.float32)
-        self._best = -1  # the token of the highest, if `require_logits` has found it
+        self._best: int  # of the highest, or -1: known once `require_logits` or `load` was there, as for any history
         self._address = self.logits.ctypes.data
         # Over a read-only buffer, whereas a mere view's owner could be asked to make it writable again.
         self.view: FloatArray = np.frombuffer(self.logits.data.toreadonly(), dtype=np.float32)
