@@ -23,7 +23,7 @@ from prism_core.kernels.jit import Entry, entry
 from prism_core.kernels.packing import Field, interleave
 from prism_core.kernels.staging import Lanes, Place, filled, fused
 from prism_core.kernels.target import target
-from prism_core.kernels.tiles import stack
+from prism_core.kernels.tiles import APART, stack
 from prism_core.kernels.vectors import I64, intrinsic, vector
 
 ROWS = 16
@@ -32,8 +32,8 @@ LANES = 16 if target().avx512 else 8
 PAIR, TOKENS = (2, 4) if LANES == 16 else (1, 2)
 """Tiles and tokens of a register block."""
 
-PREFETCH = 8192
-"""How far ahead the weights of few tokens are asked for, in bytes: memory's latency at a few dozen GB/s."""
+STREAMS, AHEAD = (1, 8192) if LANES == 16 else (3, 0)
+"""Tiles that few tokens read side by side, and how far ahead they are asked for: see `Layout`. Chosen on AVX2."""
 
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -48,8 +48,8 @@ def _column(name: str, place: Place, offset: int, lanes: int) -> Lanes:
     return (words << 16).viewed(vector("f32", lanes))
 
 
-def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
-    """(w, bytes of a tile, cols, activations, their stride, tokens left, out): products of `tiles` x `tokens`.
+def _product(name: str, tiles: int, tokens: int, ahead: int = 0) -> Any:
+    """(w, bytes from tile to tile, cols, activations, their stride, tokens left, out): products of `tiles` x `tokens`.
 
     Writes `tokens` times tiles * 16 float32 at `out`. Where fewer tokens are left, the last one stands in for the
     missing ones.
@@ -58,7 +58,7 @@ def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
     parts = [(tile, first) for tile in range(tiles) for first in range(0, ROWS, LANES)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        w, tile_bytes, cols, act, stride, left, out = arguments
+        w, apart, cols, act, stride, left, out = arguments
 
         def constant(value: int) -> Any:
             return ir.Constant(I64, value)
@@ -69,7 +69,7 @@ def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
             for token in range(tokens)
         ]
         acts = [builder.add(act, builder.mul(number, stride)) for number in numbers]
-        bases = [builder.add(w, builder.mul(constant(tile), tile_bytes)) for tile in range(tiles)]
+        bases = [builder.add(w, builder.mul(constant(tile), apart)) for tile in range(tiles)]
         zero = filled(builder, kind, 0.0).value
         keys = [(part, token) for part in range(len(parts)) for token in range(tokens)]
         sums = [{key: cgutils.alloca_once_value(builder, zero) for key in keys} for _ in range(2)]
@@ -77,8 +77,8 @@ def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
         def add_column(column: Any, odd: int) -> None:
             places = [Place(builder, builder.add(base, builder.mul(column, constant(step)))) for base in bases]
             inputs = [Place(builder, builder.add(each, builder.mul(column, constant(4)))) for each in acts]
-            if prefetch:
-                places[0].prefetch(PREFETCH)
+            for place in places if ahead else []:
+                place.prefetch(ahead)
             weights = [_column(name, places[tile], odd * step + first * _SIZES[name], LANES) for tile, first in parts]
             for token, place in enumerate(inputs):
                 x = place.repeat(kind, 4 * odd)
@@ -99,7 +99,7 @@ def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
         return context.get_dummy_value()
 
     @intrinsic
-    def product(_c: Any, w: Any, tile_bytes: Any, cols: Any, act: Any, stride: Any, left: Any, out: Any) -> Any:
+    def product(_c: Any, w: Any, apart: Any, cols: Any, act: Any, stride: Any, left: Any, out: Any) -> Any:
         return types.void(*[types.int64] * 7), generate
 
     return product
@@ -107,8 +107,9 @@ def _product(name: str, tiles: int, tokens: int, *, prefetch: bool) -> Any:
 
 def _matmul(name: str) -> Entry:
     size = _SIZES[name]
-    one, many = _product(name, 1, 1, prefetch=True), _product(name, PAIR, TOKENS, prefetch=False)
-    space = stack(4 * ROWS * PAIR * TOKENS)
+    one, several = _product(name, 1, 1, AHEAD), _product(name, STREAMS, 1, AHEAD)
+    many = _product(name, PAIR, TOKENS)
+    space = stack(4 * ROWS * max(PAIR * TOKENS, STREAMS))
 
     @entry(MATMUL, name=f"matmul_{name.lower()}")
     def matmul(
@@ -125,7 +126,18 @@ def _matmul(name: str) -> Entry:
     ) -> None:
         sums, tile_bytes = space(), ROWS * size * cols
         if n_tokens < TOKENS:
-            for tile in range(tile_begin, tile_end):
+            side = (tile_end - tile_begin) // STREAMS
+            if side * tile_bytes < APART:
+                side = 0
+            for tile in range(tile_begin, tile_begin + side):
+                for token in range(n_tokens):
+                    values = act + token * act_stride
+                    several(w + tile * tile_bytes, side * tile_bytes, cols, values, act_stride, 1, sums)
+                    for stream in range(STREAMS):
+                        first, come = (tile + stream * side) * ROWS, sums + 4 * ROWS * stream
+                        to = out + 4 * (token * out_stride + first)
+                        simd.store_first(to, simd.load_f32x16(come), rows - first)
+            for tile in range(tile_begin + STREAMS * side, tile_end):
                 for token in range(n_tokens):
                     one(w + tile * tile_bytes, tile_bytes, cols, act + token * act_stride, act_stride, 1, sums)
                     to = out + 4 * (token * out_stride + tile * ROWS)

@@ -90,9 +90,10 @@ def test_any_split_of_the_tiles_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_matrix_read_in_several_streams_equals_its_tiles_alone(name: str) -> None:
     cols = columns(name)[-1]
-    enough = -(-APART // (8 * TensorType[name].nbytes(cols)))
+    size = family_for(TensorType[name]).tile_rows
+    enough = -(-APART // (size * TensorType[name].nbytes(cols)))
     for tiles in (2 * enough - 1, 2 * enough, 3 * enough, 3 * enough + 2):
-        w = matrix(name, 8 * tiles - 3, cols)
+        w = matrix(name, size * tiles - 3, cols)
         for tokens in (1, 2):
             act = activations(w, tokens)
             out = np.full((tokens, w.rows + 3), -7.0, np.float32)
