@@ -46,21 +46,22 @@ APART = 16384
 """The least distance of two streams in bytes; nearer ones gain nothing."""
 
 
+def ask(layout: Layout, places: list[Place], ahead: int, part: int) -> None:
+    """Prefetch as many lines as a part is long: a whole block's at once would fill the miss buffers."""
+    parts, lines = layout.block // 32, range(0, layout.block_bytes, 64)
+    if part:
+        places[0].keep_order()
+    for place in places:
+        for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
+            place.prefetch(ahead + line)
+
+
 def decoder(layout: Layout, streams: int) -> Any:
     """(tile, apart, blocks, activations, out): one token's products with `streams` tiles that are `apart` bytes apart.
 
     Writes `streams` x 8 float32 at `out`.
     """
     parts = layout.block // 32
-    lines = range(0, layout.block_bytes, 64)
-
-    def ask(places: list[Place], part: int) -> None:
-        """Prefetch as many lines as a part is long: a whole block's at once would fill the miss buffers."""
-        if part:
-            places[0].keep_order()
-        for place in places if layout.ahead else []:
-            for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
-                place.prefetch(layout.ahead + line)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile, apart, blocks, act, out = arguments
@@ -74,7 +75,8 @@ def decoder(layout: Layout, streams: int) -> Any:
             ]
             totals = [Lanes(builder, f32x8, builder.load(slot)) for slot in slots]
             for part in range(parts):
-                ask(places, part)
+                if layout.ahead:
+                    ask(layout, places, layout.ahead, part)
                 record = values.at(part * A8_RECORD)
                 for stream, place in enumerate(places):
                     codes = layout.codes(place, part)
@@ -115,9 +117,8 @@ def unpacker(layout: Layout) -> Any:
             place = Place(builder, arguments[0])
             out = Place(builder, builder.add(arguments[1], builder.mul(arguments[2], ir.Constant(I64, 4 * TILE_ROWS))))
             later = Place(builder, builder.add(arguments[0], arguments[3]))
-            for line in range(0, layout.block_bytes, 64):
-                later.prefetch(line)
             for part in range(layout.block // 32):
+                ask(layout, [later], 0, part)
                 base = part * record_bytes(layout)
                 for j, code in enumerate(layout.codes(place, part)):
                     out.store(code, base + 4 * ROWS * j)
