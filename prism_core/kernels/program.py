@@ -34,11 +34,11 @@ from prism_core.kernels.memory import (
 from prism_core.kernels.words import (
     ENTRY,
     FIRST_OPERATION,
+    GRAIN,
     IS_SPLIT,
     OPERATION_COUNT,
     OPERATION_WORDS,
     PHASE_WORDS,
-    SMALLEST_CHUNK,
     SPAN,
     TOKENS,
     UNITS,
@@ -52,9 +52,9 @@ RUN, SLEEPERS, LIMIT = 0, 8, 16
 STOP, PHASES, OPERATIONS, CONTEXT, SYNC, THREADS, FIRST, PROFILE = range(24, 32)
 """Set by the owner before RUN: tables, number of threads, first phase; PROFILE: address of ns per phase, or 0."""
 SYNC_WORDS = 8
-TICKET, OPEN, TOTAL, CHUNK = range(4)
-"""Per phase, on one cache line: units not yet taken, units not yet done, all units, units of the smallest chunk. The
-first two carry the run in their high half."""
+TICKET, OPEN, TOTAL, CHUNK, STEP = range(5)
+"""Per phase, on one cache line: units not yet taken, units not yet done, all units, units of the smallest chunk, and
+the power of two that chunks are multiples of, but for the last. The first two carry the run in their high half."""
 
 CHUNKS_PER_THREAD = 8
 SPINS, IDLE_SPINS, IDLE_YIELDS = 1000, 256, 400
@@ -118,7 +118,8 @@ def _share(control: Any, number: Any, run: Any, thread: Any) -> Any:
         if left == 0:
             break
         # Large chunks first: fewer quarrels over the line, and what is left at the end is small enough to share.
-        count = min(max(2 * left // (3 * word(control, THREADS)), word(ticket, CHUNK)), left)
+        count = max(2 * left // (3 * word(control, THREADS)), word(ticket, CHUNK))
+        count = min(count & -word(ticket, STEP), left)
         if compare_exchange_i64(ticket, now, now - count) == now:
             # With a chunk in hand nobody else can move on: now everything that is read belongs to this run.
             begin = word(ticket, TOTAL) - left
@@ -143,8 +144,9 @@ def _publish(control: Any, number: Any, run: Any) -> None:
     units = _phase_units(phase, word(control, OPERATIONS), word(control, CONTEXT))
     ticket = word(control, SYNC) + 8 * SYNC_WORDS * number
     store_i64(ticket + 8 * TOTAL, units)
-    chunk = max(units // (CHUNKS_PER_THREAD * word(control, THREADS)), word(phase, SMALLEST_CHUNK))
-    store_i64(ticket + 8 * CHUNK, chunk)
+    step = word(phase, GRAIN) if word(word(control, CONTEXT), TOKENS) > 1 else 1
+    store_i64(ticket + 8 * STEP, step)
+    store_i64(ticket + 8 * CHUNK, max(units // (CHUNKS_PER_THREAD * word(control, THREADS)), step))
     release_i64(ticket + 8 * OPEN, (run << _RUN_BITS) | units)
     release_i64(ticket, (run << _RUN_BITS) | units)
     release_i64(control + 8 * LIMIT, number + 1)

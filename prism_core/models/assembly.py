@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from prism_core.kernels.families import Family
 from prism_core.kernels.jit import Entry
 from prism_core.kernels.operations import OPERATIONS
+from prism_core.kernels.tiles import ROWS
 from prism_core.kernels.words import ARGUMENTS, BLOCKS, OPERATION_WORDS, PHASE_WORDS, SEGMENT_TOKENS
 from prism_core.kv import aligned
 from prism_core.models import symbols
@@ -28,6 +29,7 @@ from prism_core.models.symbols import (
     Operation,
     PageOffset,
     Partials,
+    Phase,
     Stride,
     Weight,
     Workspace,
@@ -102,7 +104,7 @@ class Program:
         number = 0
         for index, phase in enumerate(graph.phases):
             row = self.phases[index * PHASE_WORDS :][:PHASE_WORDS]
-            row[:] = number, len(phase.operations), phase.split, 1
+            row[:] = number, len(phase.operations), phase.split, grain(phase, family_of)
             for operation in phase.operations:
                 self._write(operation, self.operations[number * OPERATION_WORDS :][:OPERATION_WORDS])
                 number += 1
@@ -191,6 +193,12 @@ class Program:
     def scratch_bytes(self) -> int:
         """Memory that belongs to this program alone."""
         return self._layout.nbytes
+
+
+def grain(phase: Phase, family_of: Callable[[str], Family]) -> int:
+    """Row tiles that a product of several tokens does together; 1 for other work, as for the logits of one token."""
+    families = [family_of(each.tiles_of) for each in phase.operations if each.kernel == "matmul"]
+    return max([1, *(ROWS // family.tile_rows for family in families)])
 
 
 def _ahead(operations: list[Operation]) -> list[str]:
