@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from prism_core.errors import InvalidRequest
 from prism_core.home import prism_home
+from prism_core.kv import HUGE
 
 MAGIC = b"PRISMPK2"
 DATA_START = 64
@@ -45,7 +46,7 @@ _SUMMED_TOGETHER = 512
 
 Bytes = NDArray[np.uint8]
 Pieces = Callable[[], Iterable[tuple[int, Bytes]]]
-"""Makes the (offset, bytes) of every tensor."""
+"""Makes the (offset, bytes) of every tensor, in the order of their offsets."""
 Progress = Callable[[str, float], None]
 
 
@@ -142,7 +143,7 @@ def _mapped(entry: Entry) -> Bytes | None:
         with entry.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != entry.nbytes:
                 return None
-            memory = np.frombuffer(mmap.mmap(file.fileno(), entry.nbytes, access=mmap.ACCESS_READ), dtype=np.uint8)
+            memory = _map(file, entry.nbytes)
     except OSError:
         return None
     if memory[:DATA_START].tobytes() != _header(entry, memory):
@@ -150,6 +151,15 @@ def _mapped(entry: Entry) -> Bytes | None:
     with suppress(OSError):
         os.utime(entry.path)
     return memory
+
+
+def _map(file: BinaryIO, count: int) -> Bytes:
+    """Read-only bytes of a file, in huge pages where its file system has them."""
+    memory = mmap.mmap(file.fileno(), count, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def _header(entry: Entry, memory: Bytes) -> bytes:
@@ -186,11 +196,23 @@ def _fill(out: BinaryIO, entry: Entry, pieces: Iterable[tuple[int, Bytes]]) -> N
         os.posix_fallocate(out.fileno(), 0, entry.nbytes)
     else:
         out.truncate(entry.nbytes)
+    # Linux keeps what is written at once in pages of up to that size.
+    chunk, begin = np.zeros(HUGE, dtype=np.uint8), 0
     for offset, piece in pieces:
-        out.seek(offset)
-        out.write(piece.data)
+        done = 0
+        while done < piece.nbytes:
+            if offset + done >= begin + HUGE:
+                out.write(chunk.data)
+                chunk[:] = 0
+                begin += HUGE
+                continue
+            at = offset + done - begin
+            count = min(piece.nbytes - done, HUGE - at)
+            chunk[at : at + count] = piece[done : done + count]
+            done += count
+    out.write(chunk[: entry.nbytes - begin].data)
     out.flush()
-    written = np.frombuffer(mmap.mmap(out.fileno(), entry.nbytes, access=mmap.ACCESS_READ), dtype=np.uint8)
+    written = _map(out, entry.nbytes)
     out.seek(0)
     out.write(_header(entry, written))
 

@@ -10,10 +10,8 @@ The model's file is read and never mapped: whoever cuts it short meanwhile cause
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,7 @@ from prism_core import packed
 from prism_core.gguf import GgufFile, TensorInfo, TensorType, check_scales, dequantize
 from prism_core.kernels.families import Family, family_for
 from prism_core.kernels.jit import cache_folder
+from prism_core.kv import large
 from prism_core.models.symbols import TensorUse, round_up
 
 _LINE = 64
@@ -137,11 +136,7 @@ def _pieces(file: GgufFile, layout: Layout, progress: Progress | None) -> Iterat
 
 
 def _private(file: GgufFile, layout: Layout, progress: Progress | None) -> Bytes:
-    try:
-        memory: Any = mmap.mmap(-1, layout.nbytes)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"the system refuses {layout.nbytes:,} bytes for the weights") from error
-    whole = np.frombuffer(memory, dtype=np.uint8)
+    whole = large(layout.nbytes)
     for offset, piece in _pieces(file, layout, progress):
         whole[offset : offset + piece.nbytes] = piece
     return whole

@@ -15,8 +15,9 @@ import pytest
 
 from ops.bench import synthetic
 from prism_core import InvalidRequest, ModelError, open_model, weights
+from prism_core.kv import HUGE
 from prism_core.model import Model
-from prism_core.packed import WRITING
+from prism_core.packed import DATA_START, WRITING, Entry, shared
 from tests.unit.engine.stepping import after, home_with_shared_caches, random_ids
 
 IDS = random_ids(1, 12, 500)
@@ -62,6 +63,21 @@ def test_the_second_start_packs_nothing(path: Path, home: Path, monkeypatch: pyt
 
     monkeypatch.setattr(weights.Layout, "pack", fail)
     assert np.array_equal(logits_of(path), first)
+
+
+def test_pieces_of_any_length_come_back_from_their_places(home: Path) -> None:
+    rng = np.random.default_rng(5)
+    lengths = [64, HUGE - 192, 64, 128, 3 * HUGE + 64, HUGE, 1, 5 * HUGE - 777]
+    pieces, at = [], DATA_START
+    for length in lengths:
+        pieces.append((at, rng.integers(0, 256, length, dtype=np.uint8)))
+        at += -(-length // 64) * 64 + 64
+    wanted = np.zeros(at, np.uint8)
+    for offset, piece in pieces:
+        wanted[offset : offset + piece.size] = piece
+    found = shared(Entry("pieces.bin", at, bytes(16)), lambda: pieces)
+    assert found is not None
+    assert (found[DATA_START:] == wanted[DATA_START:]).all()
 
 
 def test_workers_map_one_copy_of_the_file(path: Path, home: Path) -> None:

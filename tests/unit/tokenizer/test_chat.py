@@ -399,7 +399,9 @@ def test_half_a_surrogate_pair_in_a_message_is_refused():
         ChatTemplate(BPE, CHATML).encode([user("a\ud83d")])
 
 
-@pytest.mark.parametrize("word", ["ro", "le", "role", "content", "nt", "us", "user", "system", "ss", "tool_calls", "na"])
+@pytest.mark.parametrize(
+    "word", ["ro", "le", "role", "content", "nt", "us", "user", "system", "ss", "tool_calls", "na"]
+)
 @pytest.mark.parametrize("template", ["", CHATML, "{% for m in messages %}{{ m | tojson }}{% endfor %}"])
 def test_control_tokens_spelled_like_roles_and_fields_break_no_chat(word: str, template: str):
     tokenizer = Tokenizer.from_metadata(bpe_metadata(words=(), control=("<|im_start|>", "<|im_end|>", word)))
