@@ -15,6 +15,7 @@ from broker.store import Claim, Flags, WorkerStore
 from prism_core.errors import Cancelled, DeadlineExceeded
 from tests.brokers import PrivateBroker
 from tests.pool import wait_for
+from tests.toy import ToyModel
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt, Progress, TurnCancellation
 from workers.flusher import MAX_EVENTS_PER_APPEND, Flusher
@@ -261,7 +262,8 @@ def test_every_part_of_a_long_resend_says_how_many_tokens_there_are_up_to_its_ow
         assert n == tokens[-1]
 
 
-def test_an_interactive_turn_makes_a_batch_line_yield(rig: Rig):
+def test_an_interactive_turn_makes_a_batch_line_yield(broker: PrivateBroker):
+    rig = Rig(broker, ToyModel(step_s=0.0005))  # as a kernel does, a sleep leaves the interpreter to the flusher
     line = rig.submit(prompt="line", max_tokens=4000, priority="batch")
     claim = rig.store.take()
     assert claim is not None

@@ -24,6 +24,12 @@ def rig(broker: PrivateBroker) -> Rig:
     return Rig(broker)
 
 
+@pytest.fixture
+def stepping(broker: PrivateBroker) -> Rig:
+    """Its steps sleep, and so leave the interpreter to the flusher as a kernel does."""
+    return Rig(broker, ToyModel(step_s=0.0005))
+
+
 def test_a_turn_streams_what_the_bare_runtime_generates(rig: Rig):
     result, log = rig.run(prompt="hello", max_tokens=60)
     ids = rig.bare(list(b"hello"), 60)
@@ -209,7 +215,8 @@ def test_a_deadline_that_passes_ends_the_turn_as_expired_and_the_runtime_is_at_i
     assert list(rig.runtime.tokens) == before
 
 
-def test_a_cancelled_turn_ends_as_cancelled_and_the_runtime_is_at_its_last_commit(rig: Rig):
+def test_a_cancelled_turn_ends_as_cancelled_and_the_runtime_is_at_its_last_commit(stepping: Rig):
+    rig = stepping
     rig.run(prompt="before", max_tokens=5)
     before = list(rig.runtime.tokens)
     request = rig.submit(prompt="hello", max_tokens=4000)
@@ -231,7 +238,8 @@ def test_a_cancelled_turn_ends_as_cancelled_and_the_runtime_is_at_its_last_commi
     assert list(rig.runtime.tokens) == before
 
 
-def test_a_fenced_turn_writes_nothing_more(rig: Rig):
+def test_a_fenced_turn_writes_nothing_more(stepping: Rig):
+    rig = stepping
     request = rig.submit(prompt="hello", max_tokens=4000)
     claim = rig.store.take()
     assert claim is not None
