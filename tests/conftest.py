@@ -9,6 +9,15 @@ import pytest
 DATA = Path(__file__).parent / "data"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_sampler() -> None:
+    """Sampling compiled once for all processes, as a model does before it is ready; toy models do not, and a first
+    sampled turn would then wait some seconds for the compiler."""
+    from prism_core.kernels.drawing import draw
+
+    draw.warm()
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of reference values (see its README)."""
