@@ -30,7 +30,7 @@ from prism_core.errors import Cancelled
 from workers.cancellation import Halt, TurnCancellation
 
 POLL_S = 0.05
-TICK_S = 0.004  # less than half of what a cancellation may take beyond a step, and than a reader can see
+TICK_S = 0.007  # with the append, less than a cancellation may take beyond a step, and than a reader can see
 DOZE_TICKS = 4
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
