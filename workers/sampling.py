@@ -12,17 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.spec import RequestSpec
-from prism_core.sampling import Sampler, TemperatureSampler, give_back
-
-
-class Best:
-    """Greedy, for turns that ask for log-probabilities: numpy copies read-only logits to look through them."""
-
-    def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        return int(logits.argmax())  # the first of equals, so the lowest id
-
-    def copy(self) -> Best:
-        return self
+from prism_core.sampling import Greedy, Sampler, TemperatureSampler, give_back
 
 
 def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> TurnSampler | None:
@@ -32,7 +22,7 @@ def sampler_for(spec: RequestSpec, emitted: Sequence[int]) -> TurnSampler | None
     """
     plain = spec.repetition_penalty == 1.0 and spec.presence_penalty == 0.0 and spec.frequency_penalty == 0.0
     if spec.temperature == 0.0 and plain:
-        return None if spec.logprobs is None else TurnSampler(Best(), spec.logprobs)
+        return None if spec.logprobs is None else TurnSampler(Greedy(), spec.logprobs)
     sampler = TemperatureSampler(
         seed=spec.seed or 0,
         temperature=spec.temperature,
