@@ -28,18 +28,24 @@ def _finite(logits: Any, begin: Any, end: Any) -> Any:
 
 
 @device
+def _block(address: Any, worst: Any) -> tuple[Any, Any]:
+    """(the highest of each lane in a block, the greatest magnitudes seen so far)."""
+    top = load_f32x16(address)
+    for at in range(0, BLOCK, 16):
+        vector = load_f32x16(address + 4 * at)
+        worst = maximum(worst, and_(as_i32x16(vector), splat_i32x16(_MAGNITUDE)))
+        top = maximum(top, vector)
+    return top, worst
+
+
+@device
 def highest_of(logits: Any, size: Any) -> Any:
     """See `highest`."""
     worst = splat_i32x16(0)
     best, first = _NOTHING, 0
     whole = size - size % BLOCK
     for begin in range(0, whole, BLOCK):
-        address = logits + 4 * begin
-        top = load_f32x16(address)
-        for at in range(0, BLOCK, 16):
-            vector = load_f32x16(address + 4 * at)
-            worst = maximum(worst, and_(as_i32x16(vector), splat_i32x16(_MAGNITUDE)))
-            top = maximum(top, vector)
+        top, worst = _block(logits + 4 * begin, worst)
         reached = max_lanes(top)
         if reached > best:
             best, first = reached, begin
@@ -85,12 +91,7 @@ def few_highest(logits: Any, size: Any, count: Any, ids: Any, values: Any) -> An
     worst = splat_i32x16(0)
     whole = size - size % BLOCK
     for begin in range(0, whole, BLOCK):
-        address = logits + 4 * begin
-        top = load_f32x16(address)
-        for at in range(0, BLOCK, 16):
-            vector = load_f32x16(address + 4 * at)
-            worst = maximum(worst, and_(as_i32x16(vector), splat_i32x16(_MAGNITUDE)))
-            top = maximum(top, vector)
+        top, worst = _block(logits + 4 * begin, worst)
         if held < count or max_lanes(top) > least:
             held, least = _take(logits, begin, begin + BLOCK, count, ids, values, held, least)
     _take(logits, whole, size, count, ids, values, held, least)
