@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -204,19 +205,40 @@ class Runtime:
         timings = timings if isinstance(timings, Timings) else Untimed()
         timings.begin()
         timings.enter("sampler_copy")
-        saved = None if sampler is None else sampler.copy()
+        loan = _Loan(sampler)
         timings.enter(None)
         transaction = Transaction(
             self._conversation, arguments, clock=self._clock, cancellation=cancellation, timings=timings
         )
         try:
-            return transaction.run()
-        except BaseException:
-            if sampler is not None and not transaction.committed:
-                timings.enter("recovery")
-                give_back(sampler, saved)
-            timings.enter(None)
+            try:
+                return transaction.run()
+            except BaseException:
+                if loan.owed and not transaction.committed:
+                    timings.enter("recovery")
+                    loan.repay()
+                timings.enter(None)
+                raise
+        except BaseException:  # an interrupt may have come before or amid the giving back
+            if not transaction.committed:
+                with suppress(Exception):
+                    loan.repay()
             raise
+
+
+class _Loan:
+    """The caller's sampler, and the state in which it is owed back if the request fails."""
+
+    def __init__(self, sampler: Sampler | None) -> None:
+        self._sampler = sampler
+        self._saved = None if sampler is None else sampler.copy()
+        self.owed = sampler is not None
+
+    def repay(self) -> None:
+        """Gives the state back, unless that has been done; what the sampler's `restore` raises passes through."""
+        if self.owed:
+            give_back(self._sampler, self._saved)
+            self.owed = False
 
 
 def _warn_of_budget_trap(decoder: Decoder, limits: Limits) -> None:

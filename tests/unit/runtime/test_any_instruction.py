@@ -91,23 +91,34 @@ def test_an_interrupt_at_any_instruction_leaves_all_or_nothing(event, stride, re
     assert False in outcomes
 
 
+def temperature(bench: Bench) -> TemperatureSampler:
+    return TemperatureSampler(seed=3, presence_penalty=0.5).resume([1, 2])
+
+
+@pytest.mark.parametrize("sampler_of", [lambda bench: bench.sampler, temperature], ids=["plain", "restoring"])
 @pytest.mark.parametrize("event", ["line", "opcode"])
-def test_an_interrupt_at_any_instruction_of_a_recovery_leaves_it_done_or_latched(event):
-    def fail(bench: Bench) -> None:
-        bench.trace.clear()
-        bench.trace.after[3] = bench.trace.expire
-        ask(bench)
+def test_an_interrupt_at_any_instruction_of_a_recovery_leaves_it_done_or_latched(event, sampler_of):
+    """Either way the sampler is as it was."""
+
+    def fail(bench: Bench, sampler) -> None:
+        bench.ask([1, 1, 3, 4, 5], Generation(2), sampler=sampler, emit=lambda token: 1 // 0)
+
+    def drawn(sampler) -> object:
+        return in_order(sampler) if isinstance(sampler, TemperatureSampler) else list(sampler.history)
 
     bench = prepare("fifo")
-    before = state(bench)
-    with pytest.raises(TimeoutError), RaiseAt(0, event) as counting:
-        fail(bench)
+    before, sampler = state(bench), sampler_of(bench)
+    undrawn = drawn(sampler)
+    with pytest.raises(ZeroDivisionError), RaiseAt(0, event) as counting:
+        fail(bench, sampler)
     latched = 0
     for at in range(counting.seen * 2 // 3, counting.seen + 1):
         bench = prepare("fifo")
-        with pytest.raises((Interrupt, TimeoutError)), RaiseAt(at, event):
-            fail(bench)
+        sampler = sampler_of(bench)
+        with pytest.raises((Interrupt, ZeroDivisionError)), RaiseAt(at, event):
+            fail(bench, sampler)
         assert bench.runtime.tokens == before[0]
+        assert drawn(sampler) == undrawn, at
         if bench.runtime.is_faulted:
             latched += 1
             bench.trace.clear()
