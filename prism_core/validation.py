@@ -93,7 +93,7 @@ def clock_seconds(value: object) -> Real | None:
     """
     if isinstance(value, np.floating):
         value = value.item()
-    return value if isinstance(value, Real) else None
+    return value if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 def instance(name: str, value: object, kind: type) -> None:

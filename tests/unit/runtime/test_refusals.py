@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -455,6 +456,21 @@ def test_a_narrow_deadline_is_compared_with_the_whole_of_the_clocks_reading():
     bench.trace.now = 100.0
     with pytest.raises(DeadlineExceeded, match=r"the deadline 100.0 has passed: the clock reads 100.0"):
         bench.ask([1], deadline=deadline)
+
+
+@pytest.mark.parametrize("now", [0.0, 50.0, float("inf")])
+@pytest.mark.parametrize(
+    "deadline",
+    ["soon", float("nan"), np.float32("nan"), True, False, np.True_, 1j, Decimal(5), np.array(5.0), [5.0]],
+    ids=repr,
+)
+def test_a_deadline_that_is_no_number_is_refused_and_never_passes(deadline, now):
+    bench = Bench()
+    bench.trace.now = now
+    with pytest.raises(InvalidRequest) as caught:
+        bench.ask([1], deadline=deadline)
+    assert str(caught.value) == f"deadline must be a number, not {deadline!r}"
+    assert bench.trace.operations == []
 
 
 @pytest.mark.parametrize("deadline", [LONG, Fraction(LONG, 3)], ids=["integer", "fraction"])
