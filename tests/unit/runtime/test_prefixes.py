@@ -291,6 +291,20 @@ def test_an_error_of_checkpoint_bytes_fails_the_mandatory_snapshot_and_not_the_o
     assert bench.runtime.tokens == bench.decoder.state == [1, 1]
 
 
+def test_the_size_of_a_checkpoint_is_asked_for_once_just_before_it_is_taken():
+    """So that a decoder may answer for exactly the state that it will be asked to save."""
+    bench = Bench()
+    size = bench.decoder.checkpoint_bytes
+
+    def noted() -> int:
+        bench.trace.operations.append(f"bytes of {len(bench.decoder.state)}")
+        return size()
+
+    bench.decoder.checkpoint_bytes = noted
+    bench.ask([2, 3, 4], save_at=(1,))
+    assert " ".join(bench.trace.operations) == ("bytes of 0 C R I2 bytes of 1 C I3 E4 P E1 emit1 bytes of 4 C")
+
+
 def test_snapshots_own_their_memory():
     bench = Bench()
     bench.ask([1])
