@@ -23,6 +23,7 @@ A worker's life in verbs (one `WorkerStore` for each incarnation; any thread may
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -34,7 +35,8 @@ from broker import events, keys
 from broker.config import PoolConfig
 from broker.errors import NotMember
 from broker.failures import translated
-from broker.lua import Scripts
+from broker.line import Line
+from broker.lua import Scripts, compose
 from broker.reap import drain, reap
 from broker.spec import RequestSpec
 from broker.transcript import TurnCommit, TurnRecord
@@ -159,6 +161,7 @@ class WorkerStore:
         self.worker = keys.check_id(lease.worker, "worker")
         self.config = config or PoolConfig()
         self._run = Scripts(redis, self.config).run
+        self._lines: deque[Line] = deque()  # in use by nobody; more than one only if threads append side by side
 
     def join(self) -> str:
         """Become a member: lease, home queues, model registry. Returns the broker's boot id. Again: no change."""
@@ -198,7 +201,26 @@ class WorkerStore:
         `payloads` come from `broker.events` (`start`, `delta`). Those already stored are passed over, so a resend may
         carry more than the first try did.
         """
-        return _flags(self._run("append", [keys.request(request)], [request, self.worker, epoch, ev, n, *payloads]))
+        line = self._line_of(request, epoch)
+        reply = None if line is None else line.append(ev, payloads, n)
+        if reply is None:
+            reply = self._run("append", [keys.request(request)], [request, self.worker, epoch, ev, n, *payloads])
+            sha = compose("append", self.config)[1]
+            line = Line.open(self.redis.connection_pool, sha, request, self.worker, epoch)
+        if line is not None:
+            self._lines.append(line)
+        return _flags(reply)
+
+    def _line_of(self, request: str, epoch: int) -> Line | None:
+        """The turn's line, if it has one that nobody uses; that of another turn has had its time."""
+        try:
+            line = self._lines.pop()
+        except IndexError:
+            return None
+        if line.turn == (request, epoch):
+            return line
+        line.close()
+        return None
 
     def poll(self, request: str, epoch: int) -> Flags:
         """The flags without an event, for prefill and for waits."""

@@ -1,22 +1,27 @@
-"""Replies of a subscribed connection, parsed as their bytes arrive (RESP2: what pub/sub sends and nothing else).
+"""The protocol of a connection's bytes (RESP2), for those who write and read a socket that redis-py has opened.
 
 redis-py connects again behind one's back when a call meets a closed socket, and the new connection is subscribed to
-nothing. So the hubs let it connect and log in, and then read and write the socket themselves.
+nothing. So the hubs let it connect and log in, and then read and write the socket themselves; so does a turn's line,
+because of what redis-py does around each call. Replies are parsed as their bytes arrive.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MAX_REPLY_BYTES", "Replies", "command"]
+__all__ = ["MAX_REPLY_BYTES", "Replies", "command", "words"]
 
 MAX_REPLY_BYTES = 64 << 20
 
 
-def command(*words: str) -> bytes:
+def command(*each: str) -> bytes:
     """One command as bytes."""
-    encoded = [word.encode() for word in words]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+    return b"*%d\r\n" % len(each) + words(*map(str.encode, each))
+
+
+def words(*each: bytes) -> bytes:
+    """Words of a command, without the count that it begins with."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in each])
 
 
 class Replies:

@@ -15,12 +15,13 @@ end
 if first > stored + 1 then return {-3, stored} end
 if last > stored then
   for ev = stored + 1, last do emit(r, epoch, ev, ARGV[6 + ev - first]) end
-  redis.call('HSET', key, 'ev', int(last))
   stored = last
   local new = n - tonumber(v[3])
   if new > 0 then
-    redis.call('HSET', key, 'n', int(n), 'barren', 0)
+    redis.call('HSET', key, 'ev', int(last), 'n', int(n), 'barren', 0)
     count('generation_tokens', new)
+  else
+    redis.call('HSET', key, 'ev', int(last))
   end
 end
 return {0, stored, redis.call('GET', key .. ':cancel') or '', v[5] == 'batch' and asked_to_yield(w, v[6]) and 1 or 0}

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
 from broker.store import WorkerStore
 
-COUNTED = frozenset({"take", "append", "finish", "settle", "yield", "leave"})
-"""Script calls that move a turn; beats, polls and takes that find nothing come at no fixed time and are not counted."""
+COUNTED = ("take", "append", "finish", "settle", "give_back")
+"""Verbs that move a turn; beats, polls and takes that find nothing come at no fixed time and are not counted."""
 SIDES = ("before", "after")
 PREPARE = "ops.bench.killpoints:arm"
 
@@ -35,19 +35,20 @@ def has_fired(client: redis.Redis) -> bool:
 
 def arm(store: WorkerStore) -> None:
     """Makes this process mortal. For `Orders.prepare`."""
-    run = store._run
-    client = store.redis
+    for name in COUNTED:
+        setattr(store, name, _mortal(store.redis, name, getattr(store, name)))
 
-    def mortal(name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        moves = name in COUNTED
-        if moves and name != "take":
+
+def _mortal(client: redis.Redis, name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
+    def mortal(*arguments: Any, **options: Any) -> Any:
+        if name != "take":
             _count_down(client, "before")
-        reply = run(name, keys, arguments)
-        if moves and (name != "take" or reply[0] == b"claim"):
+        answer = verb(*arguments, **options)
+        if answer is not None:
             _count_down(client, "after")
-        return reply
+        return answer
 
-    store._run = mortal
+    return mortal
 
 
 _COUNT_DOWN = """

@@ -1,0 +1,185 @@
+"""Appends over a turn's line: the same answers as in the ordinary way, and the ordinary way whenever it fails."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import events
+from broker.store import Claim, WorkerStore
+from tests.brokers import PrivateBroker
+from tests.conformance.proxy import LossyProxy
+from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, tokens
+from tests.conformance.test_lost_replies import QUICK
+
+
+class Ordinary:
+    """Counts the calls that a worker makes in the ordinary way."""
+
+    def __init__(self, worker: WorkerStore) -> None:
+        self._run = worker._run
+        self.appends = 0
+        worker._run = self.run
+
+    def run(self, name: str, keys: Any, arguments: Any) -> Any:
+        self.appends += name == "append"
+        return self._run(name, keys, arguments)
+
+
+def started(rig: Rig, worker: WorkerStore, running: Sequence[str] = (), **submission: Any) -> Claim:
+    rig.submit(**submission)
+    claim = must_take(worker, running)
+    begin(worker, claim)
+    emit(worker, claim, [1])
+    return claim
+
+
+def append(worker: WorkerStore, claim: Claim, token: int) -> Any:
+    delta = events.delta(n=claim.n + 1, ids=[token], text="x")
+    return worker.append(claim.request, claim.epoch, claim.ev + 1, [delta], claim.n + 1)
+
+
+def test_only_the_first_append_of_a_turn_goes_the_ordinary_way(rig: Rig) -> None:
+    worker = rig.worker()
+    ordinary = Ordinary(worker)
+    for turns in (1, 2, 3):
+        claim = started(rig, worker)
+        emit(worker, claim, range(2, 20))
+        end(worker, claim)
+        check_stream(rig.log(claim.request))
+        assert ordinary.appends == turns
+    check_settled(rig)
+
+
+def test_flags_come_back_over_the_line(rig: Rig) -> None:
+    worker = rig.worker()
+    claim = started(rig, worker)
+    ordinary = Ordinary(worker)
+    assert append(worker, claim, 2).cancel is None
+    rig.cancel(claim.request, reason="why")
+    flags = append(worker, claim, 2)
+    assert (flags.status, flags.stored_ev, flags.cancel) == ("ok", 3, "why")
+    object.__setattr__(claim, "ev", claim.ev + 2)
+    flags = append(worker, claim, 3)
+    assert (flags.status, flags.stored_ev) == ("behind", 3)
+    assert ordinary.appends == 0
+
+
+def test_a_waiting_turn_asks_a_line_to_yield_over_the_line(rig: Rig) -> None:
+    worker = rig.worker()
+    claim = started(rig, worker, priority="batch")
+    ordinary = Ordinary(worker)
+    rig.submit()
+    assert append(worker, claim, 2).yield_now
+    assert ordinary.appends == 0
+
+
+def test_a_fenced_line_writes_nothing(rig: Rig) -> None:
+    worker, other = rig.worker("w1"), rig.worker("w2")
+    claim = started(rig, worker)
+    rig.kill(worker)
+    taken = must_take(other)
+    assert taken.request == claim.request
+    before = len(rig.log(claim.request))
+    assert append(worker, claim, 2).status == "fenced"
+    assert rig.stat("fenced_writes") == 1
+    assert len(rig.log(claim.request)) == before
+
+
+def test_a_request_that_vanished_is_gone_over_the_line(rig: Rig) -> None:
+    worker = rig.worker()
+    claim = started(rig, worker)
+    rig.redis.delete(f"prism:r:{claim.request}")
+    assert append(worker, claim, 2).status == "gone"
+
+
+def test_a_flushed_script_cache_costs_one_append_its_line(rig: Rig) -> None:
+    worker = rig.worker()
+    claim = started(rig, worker)
+    ordinary = Ordinary(worker)
+    rig.redis.script_flush()
+    emit(worker, claim, range(2, 10))
+    assert ordinary.appends == 1
+    end(worker, claim)
+    assert tokens(rig.log(claim.request)) == list(range(1, 10))
+
+
+def test_a_killed_connection_costs_one_append_its_line(rig: Rig) -> None:
+    worker = rig.worker()
+    claim = started(rig, worker)
+    ordinary = Ordinary(worker)
+    for token in range(2, 6):
+        rig.redis.client_kill_filter(_type="normal", skipme=True)
+        emit(worker, claim, [token])
+    assert ordinary.appends > 0
+    end(worker, claim)
+    assert tokens(rig.log(claim.request)) == list(range(1, 6))
+
+
+def test_an_append_meets_a_restarted_broker(own_server: PrivateBroker) -> None:
+    rig = Rig(own_server.url)
+    rig.redis.config_set("appendfsync", "always")
+    worker = rig.worker()
+    claim = started(rig, worker)
+    own_server.kill()
+    own_server.start()
+    emit(worker, claim, range(2, 6))
+    end(worker, claim)
+    assert tokens(rig.log(claim.request)) == list(range(1, 6))
+    rig.close()
+
+
+def test_threads_that_append_side_by_side_have_a_line_each(rig: Rig) -> None:
+    worker = rig.worker()
+    claims: list[Claim] = []
+    for _ in range(4):
+        claims.append(started(rig, worker, [claim.request for claim in claims]))
+    threads = [threading.Thread(target=emit, args=(worker, claim, range(2, 60))) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for claim in claims:
+        end(worker, claim)
+        assert tokens(rig.log(claim.request)) == list(range(1, 60))
+        check_stream(rig.log(claim.request))
+    check_settled(rig)
+
+
+@pytest.fixture
+def lossy(server: PrivateBroker) -> Iterator[LossyProxy]:
+    server.flush()
+    with tempfile.TemporaryDirectory(prefix="pz") as folder:
+        proxy = LossyProxy(Path(folder) / "p", server.socket)
+        yield proxy
+        proxy.close()
+
+
+def test_a_reply_that_a_line_loses_is_asked_for_again(lossy: LossyProxy) -> None:
+    rig = Rig(lossy.url, retry=QUICK)
+    worker = rig.worker()
+    claim = started(rig, worker)
+    ordinary = Ordinary(worker)
+    for token in range(2, 20):
+        lossy.lose = {lossy.calls + 1} if token % 3 == 0 else set()
+        emit(worker, claim, [token])
+    assert lossy.lost == ordinary.appends == 6
+    lossy.lose = set()
+    end(worker, claim)
+    assert tokens(rig.log(claim.request)) == list(range(1, 20))
+    check_stream(rig.log(claim.request))
+    rig.close()
+
+
+def test_lines_hold_no_more_connections_than_calls_at_once_need(rig: Rig) -> None:
+    worker = rig.worker()
+    for _ in range(20):
+        claim = started(rig, worker)
+        end(worker, claim)
+    mine = [client for client in rig.redis.client_list() if client["cmd"] != "subscribe"]
+    assert len(mine) <= 3
