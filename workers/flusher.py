@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from broker import events
@@ -58,11 +57,8 @@ class _Look:
     """Ask the broker for its flags at once."""
 
 
-@dataclass
-class _Token:
-    ids: list[int]
-    text: str
-    logprob: Any = None
+_Token = tuple[int | None, str, Any]
+"""A token, the text that it released, its log-probability; no token for text that was held back to the end."""
 
 
 class Flusher:
@@ -114,17 +110,19 @@ class Flusher:
 
     def token(self, token: int, text: str, logprob: Any = None) -> None:
         """Queues one emitted token and the text that it released."""
-        self._put(_Token([token], text, logprob))
+        self._put((token, text, logprob))
         if self._dozing:
             self._kicks.put(None)
 
     def tail(self, text: str) -> None:
         """Queues text that was held back, after the last token."""
         if text:
-            self._put(_Token([], text))
+            self._put((None, text, None))
 
     def wait_for_room(self, check: Callable[[], None]) -> None:
         """Returns once there is room for another event; `check` is called each 100 ms meanwhile and may raise."""
+        if self._away_since is None and self._put_count - self._done_count < self._buffer_events:
+            return
         while not self._has_room():
             if self._cancellation.is_cancelled:
                 raise Cancelled("the turn was stopped while it waited for the broker")
@@ -201,7 +199,7 @@ class Flusher:
                 self._send_pending()
             elif self._look_now or self._clock() - self._heard >= self._poll_s:
                 self._look_now = False
-                self._call(partial(self._store.poll, self._claim.request, self._claim.epoch))
+                self._call(self._store.poll)
         self._release()
 
     def _receive(self) -> None:
@@ -222,15 +220,13 @@ class Flusher:
             self._dozing = False
             self._idle_ticks = 0 if self._inbox else self._idle_ticks + 1
         while self._inbox:
-            self._accept(self._inbox.popleft())
-
-    def _accept(self, item: _Item) -> None:
-        if isinstance(item, _Heal):
-            self._heal = item.stored_ev
-        elif isinstance(item, _Look):
-            self._look_now = True
-        else:
-            self._pending.append(item)
+            item = self._inbox.popleft()
+            if isinstance(item, _Heal):
+                self._heal = item.stored_ev
+            elif isinstance(item, _Look):
+                self._look_now = True
+            else:
+                self._pending.append(item)
 
     def _send_pending(self) -> None:
         """One append of what is pending up to the next mark, which then is passed."""
@@ -239,7 +235,8 @@ class Flusher:
         if self.ev >= first:
             self._deliver(first)
         self._done_count += taken
-        self._stored.set()
+        if not self._stored.is_set():  # setting takes a lock, and seldom is anybody waiting
+            self._stored.set()
         if not self._dead and self._pending and isinstance(self._pending[0], _Mark):
             self._pending.popleft().passed.set()  # type: ignore[union-attr]
 
@@ -256,19 +253,18 @@ class Flusher:
         return before - len(self._pending)
 
     def _delta(self, first: _Token) -> bytes:
-        ids, texts = list(first.ids), [first.text]
-        logprobs = None if first.logprob is None else [first.logprob]
-        while self._pending and len(ids) < MAX_TOKENS_PER_DELTA:
+        """One event of as many tokens in a row as have log-probabilities, or have none, like the first."""
+        parts = [first]
+        while self._pending and len(parts) < MAX_TOKENS_PER_DELTA:
             item = self._pending[0]
-            if not isinstance(item, _Token) or (item.ids and (item.logprob is None) != (logprobs is None)):
+            if not isinstance(item, tuple) or (item[0] is not None and (item[2] is None) != (first[2] is None)):
                 break
+            parts.append(item)
             self._pending.popleft()
-            ids += item.ids
-            texts.append(item.text)
-            if logprobs is not None and item.logprob is not None:
-                logprobs.append(item.logprob)
+        ids = [token for token, _, _ in parts if token is not None]
+        logprobs = None if first[2] is None else [logprob for _, _, logprob in parts if logprob is not None]
         self._n += len(ids)
-        return events.delta(n=self._n, ids=ids, text="".join(texts), logprobs=logprobs)
+        return events.delta(n=self._n, ids=ids, text="".join([text for _, text, _ in parts]), logprobs=logprobs)
 
     def _deliver(self, ev: int) -> None:
         """Sends the numbered events from `ev` on until the broker has them all, or the turn is lost."""
@@ -280,23 +276,19 @@ class Flusher:
                 return
             part = self._sent[at : at + MAX_EVENTS_PER_APPEND]
             began = self._clock()
-            flags = self._call(partial(self._append, ev, part))
+            flags = self._call(self._store.append, ev, [payload for payload, _ in part], part[-1][1])
             if flags is None:
                 return
             self.appends += 1
             self.append_s += self._clock() - began
             ev = flags.stored_ev + 1 if flags.status == "behind" else ev + len(part)
 
-    def _append(self, ev: int, part: list[tuple[bytes, int]]) -> Flags:
-        payloads = [payload for payload, _ in part]
-        return self._store.append(self._claim.request, self._claim.epoch, ev, payloads, part[-1][1])
-
-    def _call(self, send: Callable[[], Flags]) -> Flags | None:
+    def _call(self, verb: Callable[..., Flags], *arguments: Any) -> Flags | None:
         """One call, tried until the broker answers; None when the turn is over for us."""
         pause = FIRST_RETRY_S
         while True:
             try:
-                flags = send()
+                flags = verb(self._claim.request, self._claim.epoch, *arguments)
             except BrokerUnavailable:
                 if self._away_since is None:
                     self._away_since = self._clock()

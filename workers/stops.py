@@ -15,10 +15,10 @@ class StopMatcher:
     """Finds the stop string that completes first; of two that complete together, the longer."""
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
-        self._stops = tuple(dict.fromkeys(stops))
-        if "" in self._stops:
+        self.strings = tuple(dict.fromkeys(stops))
+        if "" in self.strings:
             raise ValueError("a stop string is empty")
-        self._longest = max(map(len, self._stops), default=0)
+        self._longest = max(map(len, self.strings), default=0)
         self._held = ""
         self.matched: str | None = None
 
@@ -26,10 +26,10 @@ class StopMatcher:
         """The part of the text that can be shown now; empty once a stop string has matched."""
         if self.matched is not None:
             return ""
-        if not self._stops:
+        if not self.strings:
             return text
         text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self.strings if (at := text.find(stop)) >= 0]
         if found:
             _, at, self.matched = min(found)
             self._held = ""
@@ -47,6 +47,6 @@ class StopMatcher:
         """How many last characters of the text are the beginning of some stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[len(text) - length :]
-            if any(stop.startswith(end) for stop in self._stops):
+            if any(stop.startswith(end) for stop in self.strings):
                 return length
         return 0

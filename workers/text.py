@@ -26,6 +26,7 @@ class TurnText:
     def __init__(self, stream: TextStream, stops: Iterable[str] = ()) -> None:
         self._stream = stream
         self._stops = StopMatcher(stops)
+        self._plain = not self._stops.strings
         self._parts: list[str] = []
         self._skip = 0
 
@@ -41,7 +42,11 @@ class TurnText:
 
     def push(self, token: int) -> str:
         """The text that this token makes final, perhaps empty."""
-        return self._give(self._stops.push(self._stream.push(token)))
+        text = self._stream.push(token)
+        if self._plain and not self._skip:
+            self._parts.append(text)
+            return text
+        return self._give(self._stops.push(text))
 
     def finish(self) -> str:
         """What was held back: an unfinished character, an unfinished stop string. Call once, after the last token."""

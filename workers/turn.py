@@ -204,10 +204,13 @@ class Turn:
         spec = self._claim.spec
         sampler = sampler_for(spec, self._ids)
 
+        wait_for_room, put, push, ids = self._flusher.wait_for_room, self._flusher.token, text.push, self._ids
+        check = self._check_deadline
+
         def emit(token: int) -> None:
-            self._flusher.wait_for_room(self._check_deadline)
-            self._ids.append(token)
-            self._flusher.token(token, text.push(token), self._logprob(sampler))
+            wait_for_room(check)
+            ids.append(token)
+            put(token, push(token), None if sampler is None else self._logprob(sampler))
 
         completion = self._runtime.generate(
             [*prompt.token_ids, *self._ids],
@@ -220,7 +223,7 @@ class Turn:
             save_at=tuple(at for at in prompt.save_at if 0 < at < len(prompt.token_ids)),
             keep_saved=True,
             timings=self._timings,
-            stop_when=lambda: text.stopped,
+            stop_when=(lambda: text.stopped) if spec.stop else None,
             on_prefix=self._started,
         )
         return "stop" if completion.finish is Finish.STOP else "length"
@@ -243,9 +246,9 @@ class Turn:
         tail = b"".join(bytes(self._model.tokenizer.token_bytes(token)) for token in prompt[-THOUGHT_TAIL:])
         return tail.rstrip().endswith(b"<think>")
 
-    def _logprob(self, sampler: TurnSampler | None) -> dict[str, Any] | None:
+    def _logprob(self, sampler: TurnSampler) -> dict[str, Any] | None:
         """The last draw's log-probabilities with each token's bytes, which a gateway without a tokenizer needs."""
-        if sampler is None or sampler.last is None:
+        if sampler.last is None:
             return None
         name = self._model.tokenizer.token_bytes
         top = [[token, lp, bytes(name(token))] for token, lp in sampler.last["top"]]
