@@ -162,8 +162,8 @@ class Hub:
 
     def _run(self) -> None:
         failures = 0
+        connection: Any = self._pool.make_connection()  # once: the pool counts what it makes, up to its limit
         while not self._closed:
-            connection: Any = self._pool.make_connection()
             try:
                 connection.connect()
                 failures = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker import Client, keys
+from broker.hub import Hub
 from tests.brokers import PrivateBroker
 from tests.conformance.rig import Rig, begin, emit, must_take, play
 
@@ -75,3 +76,14 @@ def test_a_process_that_has_used_many_clients_and_streams_holds_nothing(rig: Rig
     eventually(lambda: len(rig.redis.client_list()) <= connections)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert threading.active_count() <= threads
+
+
+def test_a_hub_that_loses_its_connection_again_and_again_uses_up_no_pool(rig: Rig, server: PrivateBroker) -> None:
+    few = Rig(server.url, max_connections=3)
+    hub = Hub(few.redis)
+    hub.subscribe("news", 8)
+    for _ in range(6):
+        rig.redis.client_kill_filter(_type="pubsub")
+        eventually(lambda: rig.redis.publish("news", "x"))
+    hub.close()
+    few.close()
