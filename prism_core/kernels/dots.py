@@ -15,13 +15,15 @@ column by column, so that a broadcast of 4 activations serves all groups of rows
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from prism_core.kernels import forms
 from prism_core.kernels.coding import A8_NEGATED_HIGH_SUM, A8_NEGATED_SUM, A8_SCALE, A8_SCALED_SUM
 from prism_core.kernels.layout import Layout
-from prism_core.kernels.staging import Lanes, Place, filled, fused
+from prism_core.kernels.staging import Lanes, Place, filled, fused, kept
 from prism_core.kernels.target import target
 from prism_core.kernels.vectors import vector
 
@@ -39,10 +41,24 @@ def integer_sums(layout: Layout, codes: Codes, acts: list[Place], chains: int) -
     if now.vnni or (now.dotprod and layout.largest < 128):
         dot = forms.dot_us if now.vnni else forms.dot_ss
         return _chained(layout, dot, codes, acts, max(chains, parts))
-    if layout.signed or layout.largest > 127:
+    if layout.signed or layout.largest > _LARGEST_GROUPED:
         dot = forms.dot_ss if layout.signed else forms.dot_us
         return _chained(layout, dot, codes, acts, max(chains, parts))
     return _grouped(layout, codes, acts)
+
+
+_LARGEST_GROUPED = 32767 // (4 * 127)
+"""The largest code of which two products of pairs are sure to fit in int16."""
+
+
+def _in_order(codes: Codes, acts: list[Place]) -> Any:
+    """What keeps the sums of a whole block in registers, where the processor has just enough of them.
+
+    One token's sums are few, and better left to the compiler. The wider registers are twice as many.
+    """
+    now = target()
+    block = len(codes) * len(acts) > 1
+    return kept if block and now.x86 and now.avx2 and not now.avx512 else lambda lanes: lanes
 
 
 def _offsets(layout: Layout, act: Place, kind: Any) -> list[Lanes]:
@@ -71,7 +87,7 @@ def _merged(chains: list[Lanes], parts: int) -> list[Lanes]:
 def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: int) -> list[list[list[Lanes]]]:
     bytes_ = codes[0](0).kind
     kind, parts = vector("i32", bytes_.lanes // 4), layout.scales_per_32
-    zero = filled(acts[0].builder, kind, 0)
+    zero, keep = filled(acts[0].builder, kind, 0), _in_order(codes, acts)
     starts = [_offsets(layout, act, kind) for act in acts]
     first_of_part = chains // parts
     sums = [
@@ -85,7 +101,8 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
             for v, code in enumerate(each):
                 chain = sums[v][token]
                 before = chain[j * chains // 8]
-                chain[j * chains // 8] = Lanes(q.builder, kind, dot(q.builder, before.value, code.value, q.value))
+                total = Lanes(q.builder, kind, dot(q.builder, before.value, code.value, q.value))
+                chain[j * chains // 8] = keep(total)
     return [[_merged(chain, parts) for chain in row] for row in sums]
 
 
@@ -93,23 +110,32 @@ def _grouped(layout: Layout, codes: Codes, acts: list[Place]) -> list[list[list[
     """Products are added in int16 for as many vectors as are sure to fit, and only then widened."""
     bytes_, builder, parts = codes[0](0).kind, acts[0].builder, layout.scales_per_32
     words, kind = vector("i16", bytes_.lanes // 2), vector("i32", bytes_.lanes // 4)
-    ones = filled(builder, words, 1)
+    ones, keep = filled(builder, words, 1), _in_order(codes, acts)
     fit = min(8 // parts, 32767 // (2 * 127 * layout.largest))
     size = 1 << (fit.bit_length() - 1)
+    # The int16 sums of a block fill the registers. Those of two vectors need not: each is done before the next.
+    at_once = size if size == 2 else 1
     sums = [[_offsets(layout, act, kind) for act in acts] for _ in codes]
-    for first in range(0, 8, size):
-        pairs: dict[tuple[int, int], Lanes] = {}
-        for j in range(first, first + size):
-            each = [of(j) for of in codes]
-            for token, act in enumerate(acts):
-                q = act.repeat(bytes_, 4 * j)
-                for v, code in enumerate(each):
-                    product = Lanes(builder, words, forms.maddubs(builder, code.value, q.value))
-                    pairs[v, token] = pairs[v, token] + product if j > first else product
-        for (v, token), pair in pairs.items():
-            wide = Lanes(builder, kind, forms.maddwd(builder, pair.value, ones.value))
-            part = first * parts // 8
-            sums[v][token][part] = sums[v][token][part] + wide
+    pairs: dict[tuple[int, int], Lanes] = {}
+    for j in range(0, 8, at_once):
+        each = [[of(j + i) for i in range(at_once)] for of in codes]
+        for token, act in enumerate(acts):
+            values = [act.repeat(bytes_, 4 * (j + i)) for i in range(at_once)]
+            for v, vectors in enumerate(each):
+                products = [
+                    Lanes(builder, words, forms.maddubs(builder, code.value, q.value))
+                    for code, q in zip(vectors, values, strict=True)
+                ]
+                if j % size:
+                    products.insert(0, pairs[v, token])
+                pair = functools.reduce(operator.add, products)
+                if size > 2:
+                    pairs[v, token] = pair = keep(pair)
+                if (j + at_once) % size == 0:
+                    wide = Lanes(builder, kind, forms.maddwd(builder, pair.value, ones.value))
+                    part = j * parts // 8
+                    total = sums[v][token][part] + wide
+                    sums[v][token][part] = total if size > 2 else keep(total)
     return sums
 
 

@@ -156,3 +156,14 @@ def filled(builder: Any, kind: Vector, value: float) -> Lanes:
 def fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """a * b + c, rounded once where the processor can."""
     return Lanes(a.builder, a.kind, forms.fma(a.builder, a.value, b.value, c.value))
+
+
+def kept(lanes: Lanes) -> Lanes:
+    """The same value, in a register at this point of the program.
+
+    LLVM regroups sums and moves loads until more values live at once than there are registers; what is kept stays in
+    the order in which it was written.
+    """
+    value = lanes.value
+    identity = ir.FunctionType(value.type, [value.type])
+    return Lanes(lanes.builder, lanes.kind, lanes.builder.asm(identity, "", "=x,0", [value], side_effect=True))

@@ -145,9 +145,7 @@ def multiplier(layout: Layout) -> Any:
     """
     kind, bytes_ = vector("f32", LANES), vector("i8", 4 * LANES)
     scale_count = layout.scales_per_32
-    # Signed codes need their magnitude and sign in registers, of which AVX2 has too few for two vectors.
-    vectors = 1 if layout.signed and LANES == 8 else VECTORS
-    block = [(v, token) for v in range(vectors) for token in range(TOKENS)]
+    block = [(v, token) for v in range(VECTORS) for token in range(TOKENS)]
 
     def multiply_32(
         record: Place, acts: list[Place], accs: dict[tuple[int, int], Lanes]
@@ -155,13 +153,13 @@ def multiplier(layout: Layout) -> Any:
         def codes_of(v: int) -> Any:
             return lambda j: record.load(bytes_, 4 * ROWS * j + 4 * LANES * v)
 
-        sums = integer_sums(layout, [codes_of(v) for v in range(vectors)], acts, 1)
+        sums = integer_sums(layout, [codes_of(v) for v in range(VECTORS)], acts, 1)
         numbers = [
             [
                 record.load(kind, 4 * ROWS * (8 + number) + 4 * LANES * v)
                 for number in range(scale_count + layout.minimums_per_32)
             ]
-            for v in range(vectors)
+            for v in range(VECTORS)
         ]
         return {
             (v, token): add_columns(
@@ -178,7 +176,7 @@ def multiplier(layout: Layout) -> Any:
             number = ir.Constant(I64, token)
             number = builder.select(builder.icmp_signed("<", number, last), number, last)
             starts.append(builder.add(act, builder.mul(number, stride)))
-        rows_at_once = LANES * vectors
+        rows_at_once = LANES * VECTORS
         with cgutils.for_range_slice(
             builder, ir.Constant(I64, 0), ir.Constant(I64, 4 * ROWS), ir.Constant(I64, 4 * rows_at_once), I64
         ) as (first, _):
