@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from redis import Redis
 
@@ -87,8 +87,7 @@ class Beat:
     """The broker's boot id; a change means that it lost its data."""
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """Answer to append and poll: was it accepted, and what should the decoder loop do next."""
 
     status: Literal["ok", "fenced", "gone", "behind"]
