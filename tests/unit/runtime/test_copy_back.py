@@ -288,6 +288,34 @@ def test_an_error_of_restore_is_raised_with_the_requests_error_behind_it():
     assert not bench.runtime.is_faulted
 
 
+@pytest.mark.parametrize("half_way", [True, False])
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), TimeoutError("the job's")], ids=repr)
+def test_an_interrupt_inside_restore_is_raised_and_the_state_is_given_back_all_the_same(interrupt, half_way):
+    class Interrupted(Restoring):
+        def copy(self):
+            twin = Restoring()
+            twin.draws, twin.copies = list(self.draws), self.copies
+            return twin
+
+        def restore(self, copy):
+            self.draws.clear()
+            if not half_way:
+                super().restore(copy)
+            if interrupts:
+                raise interrupts.pop()
+            super().restore(copy)
+
+    bench, sampler, interrupts = Bench(), Interrupted(), [interrupt]
+    bench.ask([1], Generation(2), sampler=sampler)
+    before = sampler.draws[:]
+    with pytest.raises(type(interrupt)) as caught:
+        bench.ask([1, 1], Generation(2), sampler=sampler, emit=lambda token: 1 // 0)
+    assert caught.value is interrupt
+    assert isinstance(interrupt.__context__, ZeroDivisionError)
+    assert (sampler.draws, interrupts) == (before, [])
+    assert not bench.runtime.is_faulted
+
+
 def test_the_given_back_state_is_the_callers_alone():
     """Two failures in a row: the second must not find what the first one's copy shared."""
     bench = Bench()
