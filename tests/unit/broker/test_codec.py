@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import pytest
@@ -57,6 +59,23 @@ def _floats(value: object) -> list[float]:
 def test_what_would_not_come_back_is_refused(value: object) -> None:
     with pytest.raises(codec.CodecError):
         codec.pack(value)
+
+
+@pytest.mark.parametrize("bad", [1 << 64, -(1 << 63) - 1, "\ud800"])
+@pytest.mark.parametrize(
+    "where", [lambda bad: bad, lambda bad: [1, "one", bad], lambda bad: {"a": [b"x"], "b": {"c": bad}}]
+)
+def test_a_refused_value_leaves_nothing_in_the_next(bad: object, where: Callable[[object], object]) -> None:
+    with pytest.raises(codec.CodecError):
+        codec.pack(where(bad))
+    assert codec.pack({"a": 1}) == msgpack.packb({"a": 1})
+
+
+def test_threads_do_not_share_what_they_pack() -> None:
+    values = [[str(number) * 50, number] * 200 for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        packed = list(threads.map(lambda value: [codec.pack(value) for _ in range(200)], values))
+    assert all(set(each) == {msgpack.packb(value)} for each, value in zip(packed, values, strict=True))
 
 
 @pytest.mark.parametrize(
