@@ -25,6 +25,9 @@ MAX_BYTES = 64 << 20
 MAX_DEPTH = 32
 """Deepest nesting of lists and maps."""
 
+KEPT_BYTES = 1 << 20
+"""A packer that has written more is given up: it would keep as much memory for as long as its thread lives."""
+
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 _KEYS = frozenset({str})
 
@@ -39,8 +42,10 @@ def pack(value: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     try:
         data: bytes = _own.packer.pack(value)
     except (TypeError, ValueError, OverflowError) as error:
-        _own.packer.reset()  # it keeps what it had written before the error
+        _own.renew()  # whatever it had written before the error goes with it
         raise CodecError(f"cannot be written as msgpack: {error}") from error
+    if len(data) > KEPT_BYTES:
+        _own.renew()
     if len(data) > max_bytes:
         raise CodecError(f"a value of {len(data)} bytes is over the limit of {max_bytes}")
     return data
@@ -50,6 +55,9 @@ class _Own(threading.local):
     """A packer for each thread: to make one costs more than to pack an event of a stream."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
         self.packer = msgpack.Packer(use_bin_type=True, strict_types=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,6 +71,18 @@ def test_a_refused_value_leaves_nothing_in_the_next(bad: object, where: Callable
     with pytest.raises(codec.CodecError):
         codec.pack(where(bad))
     assert codec.pack({"a": 1}) == msgpack.packb({"a": 1})
+
+
+@pytest.mark.parametrize("last", [0, 1 << 64])
+def test_a_large_value_leaves_no_memory_behind(last: int) -> None:
+    value = [b"x" * (8 << 20), last]
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(codec.CodecError):
+            codec.pack(value)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_threads_do_not_share_what_they_pack() -> None:
