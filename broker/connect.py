@@ -42,10 +42,15 @@ TIMEOUT_S = 5.0
 HEALTH_CHECK_S = 15
 THREADS = 4_096
 """Most connections of one synchronous client: one for each thread that calls at the same time."""
+FEWEST = 8
+"""Least of them, whatever the URL says: a worker's threads call side by side, and its turn holds one."""
 CONNECTIONS = 64
 """Most connections of one asyncio client (a reader's pub/sub connection not counted)."""
 CONNECTION_WAIT_S = 30.0
 """Longest wait for one of them."""
+
+_FORM = {"protocol": 2, "decode_responses": False}
+"""What the hubs and lines, which read the bytes themselves, and the parsers of replies rely on."""
 
 _AGAIN: Any = (ConnectionError, TimeoutError, OSError)
 """What a call is tried again for."""
@@ -111,7 +116,7 @@ def shown(url: str) -> str:
 def _open(url: str, share: Embedded | None, tries: int, options: dict[str, Any]) -> Connection:
     url = re.sub(r"^valkey(s?)://", r"redis\1://", url)
     settings: dict[str, Any] = {
-        "protocol": 2,
+        **_FORM,
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
         "health_check_interval": HEALTH_CHECK_S,
@@ -121,12 +126,17 @@ def _open(url: str, share: Embedded | None, tries: int, options: dict[str, Any])
     }
     if share is not None:
         pool = redis.ConnectionPool(connection_class=_Reviving, path=str(share.socket), home=share.home, **settings)
-        return Connection(redis.Redis(connection_pool=pool), shown(url), share)
-    try:
-        pool = redis.ConnectionPool.from_url(url, **settings)
-    except ValueError as error:
-        raise BrokerUnsuitable(f"broker URL {shown(url)!r}: {error}") from error
-    return Connection(redis.Redis(connection_pool=pool), shown(url))
+    else:
+        try:
+            pool = redis.ConnectionPool.from_url(url, **settings)
+            pool.connection_class(**pool.connection_kwargs)
+        except (ValueError, TypeError) as error:  # TypeError: an option that redis-py does not know
+            raise BrokerUnsuitable(f"broker URL {shown(url)!r}: {error}") from error
+    for option, needed in _FORM.items():
+        if (given := pool.connection_kwargs.get(option, needed)) != needed:
+            raise BrokerUnsuitable(f"broker URL {shown(url)!r}: Prism needs {option}={needed}, not {given}")
+    pool.max_connections = max(pool.max_connections, FEWEST)
+    return Connection(redis.Redis(connection_pool=pool), shown(url), share)
 
 
 class _Reviving(UnixDomainSocketConnection):
@@ -213,7 +223,7 @@ def _examine(client: redis.Redis, url: str) -> list[str]:
 
 def _knock(pool: redis.ConnectionPool) -> None:
     """One try without back-off: a refused password stays refused, and redis-py would try it again."""
-    probe: Any = pool.make_connection()
+    probe: Any = pool.connection_class(**pool.connection_kwargs)  # not one of the pool's, which counts its own
     probe.retry = Retry(NoBackoff(), 0)
     try:
         probe.connect()

@@ -162,7 +162,8 @@ class Hub:
 
     def _run(self) -> None:
         failures = 0
-        connection: Any = self._pool.make_connection()  # once: the pool counts what it makes, up to its limit
+        # Not the pool's: that counts what it makes, up to its limit, and this one never goes back.
+        connection: Any = self._pool.connection_class(**self._pool.connection_kwargs)
         while not self._closed:
             try:
                 connection.connect()

@@ -80,6 +80,17 @@ def test_a_pool_over_tcp_with_a_password(server: PrivateBroker) -> None:
             connect(f"redis://127.0.0.1:{port}/0")
 
 
+@pytest.mark.parametrize("option", ["protocol=3", "decode_responses=True", "sockettimeout=3"])
+def test_a_url_with_an_option_that_cannot_be_is_refused_by_its_name(server: PrivateBroker, option: str) -> None:
+    with pytest.raises(BrokerUnsuitable, match=option.partition("=")[0]):
+        connect(f"{server.url}?{option}")
+
+
+def test_a_url_that_allows_few_connections_still_gets_as_many_as_a_worker_holds(server: PrivateBroker) -> None:
+    server.flush()
+    use(f"{server.url}?max_connections=1")
+
+
 def can_do_tls(server: Path) -> bool:
     """A server that can asks for its certificate; both kinds end at once, for want of one or of TLS."""
     command = [str(server), "--port", "0", "--tls-port", str(free_port()), "--save", ""]
