@@ -216,7 +216,7 @@ class WorkerStore:
             line = self._lines.pop()
         except IndexError:
             return None
-        if line.turn == (request, epoch):
+        if line.serves(request, epoch):
             return line
         line.close()
         return None

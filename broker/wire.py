@@ -42,6 +42,11 @@ class Replies:
         del self._buffer[:at]
         return found
 
+    @property
+    def begun(self) -> bool:
+        """Whether there are bytes of a reply that is not whole yet."""
+        return bool(self._buffer)
+
     def _parse(self, at: int) -> tuple[Any, int] | None:
         """The value at `at` and where the next begins; None if it is not all here."""
         end = self._buffer.find(b"\r\n", at)

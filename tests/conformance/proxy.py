@@ -1,8 +1,11 @@
-"""A proxy between a client and a server that loses replies: the command is done, the client never hears of it."""
+"""Proxies between a client and a server that lose replies (the command is done, the client never hears of it), or hand
+them on badly."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import random
 import socket
 import threading
 from pathlib import Path
@@ -65,9 +68,13 @@ class LossyProxy:
                     if lose and not reply.startswith(b"-NOSCRIPT"):
                         self.lost += 1
                         return
-                    client.sendall(reply)
+                    self._give(client, reply)
             with self._lock:
                 self._open -= {client, server}
+
+    def _give(self, client: socket.socket, reply: bytes) -> None:
+        """Hands a reply on; EOFError ends the connection."""
+        client.sendall(reply)
 
     def _count(self, command: bytes) -> bool:
         name = command.split(b"\r\n", 3)[2].upper()
@@ -79,6 +86,33 @@ class LossyProxy:
                 self.lose.discard(self.calls)
                 return True
         return False
+
+
+class RudeProxy(LossyProxy):
+    """While `rude`, hands replies on in pieces, in part, not at all, or when the next command is there already."""
+
+    def __init__(self, listen: Path, server: Path, dice: random.Random) -> None:
+        super().__init__(listen, server)
+        self.rude = False
+        self.manners: collections.Counter[str] = collections.Counter()
+        self._dice = dice
+
+    def _give(self, client: socket.socket, reply: bytes) -> None:
+        how = self._dice.choices(("whole", "pieces", "half", "none", "late"), (12, 2, 1, 1, 1))[0] if self.rude else ""
+        self.manners[how] += 1
+        at = self._dice.randrange(len(reply))
+        if how == "pieces":
+            client.sendall(reply[:at])
+            client.sendall(reply[at:])
+        elif how == "half":
+            client.sendall(reply[:at])
+            raise EOFError
+        elif how == "none":
+            raise EOFError
+        else:
+            if how == "late":
+                client.recv(1, socket.MSG_PEEK)  # another command, or the end
+            client.sendall(reply)
 
 
 def read_value(stream: socket.SocketIO) -> bytes:  # type: ignore[valid-type]

@@ -85,6 +85,7 @@ def test_a_whole_reply_of_the_script_is_an_answer_and_the_line_stays(wire: Wire,
         b":0\r\n",
         b"*4\r\n:0\r\n:8\r\n$0\r\n",
         b"*4\r\n:0\r\n:8\r\n$0\r\n\r\n:0\r\n*1\r\n:-1\r\n",
+        b"*4\r\n:0\r\n:8\r\n$0\r\n\r\n:0\r\n*4\r\n:0\r\n",
         b"HTTP/1.1 400 Bad Request\r\n",
     ],
 )
@@ -107,6 +108,29 @@ def test_silence_is_no_answer(wire: Wire) -> None:
     assert wire.cut
 
 
+def test_an_interrupt_cuts_the_line_so_that_its_answer_has_no_reader(wire: Wire) -> None:
+    line = line_on(wire)
+
+    class Interrupted:
+        sendall = wire._sock.sendall
+
+        def recv(self, size: int) -> bytes:
+            raise KeyboardInterrupt
+
+    line._socket = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        line.append(1, [b"one"], 1)
+    assert wire.cut
+    assert wire.released
+
+
+def test_what_cannot_be_sent_costs_no_connection(wire: Wire) -> None:
+    with pytest.raises(TypeError):
+        line_on(wire).append(1, ["text"], 1)  # type: ignore[list-item]
+    assert wire.cut
+    assert wire.released
+
+
 def test_a_server_that_does_not_read_is_no_answer(wire: Wire) -> None:
     wire._sock.settimeout(0.01)
     assert line_on(wire).append(1, [b"x" * (8 << 20)], 1) is None
@@ -127,6 +151,13 @@ def test_a_large_event_goes_over_whole(wire: Wire) -> None:
     assert line_on(wire).append(1, [payload], 1) == [0, 1, b"", 0]
     thread.join()
     assert bytes(payload) in got
+
+
+def test_a_line_serves_one_turn_under_one_epoch(wire: Wire) -> None:
+    line = line_on(wire)
+    assert line.serves("R", 3)
+    assert not line.serves("R", 4)
+    assert not line.serves("Q", 3)
 
 
 def test_without_a_connection_there_is_no_line() -> None:
