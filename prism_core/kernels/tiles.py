@@ -145,11 +145,11 @@ def multiplier(layout: Layout) -> Any:
     """
     kind, bytes_ = vector("f32", LANES), vector("i8", 4 * LANES)
     scale_count = layout.scales_per_32
-    block = [(v, token) for v in range(VECTORS) for token in range(TOKENS)]
 
-    def multiply_32(
-        record: Place, acts: list[Place], accs: dict[tuple[int, int], Lanes]
-    ) -> dict[tuple[int, int], Lanes]:
+    def place(v: int, token: int) -> int:
+        return 4 * ROWS * token + 4 * LANES * v
+
+    def multiply_32(record: Place, acts: list[Place], totals: Place) -> None:
         def codes_of(v: int) -> Any:
             return lambda j: record.load(bytes_, 4 * ROWS * j + 4 * LANES * v)
 
@@ -161,12 +161,16 @@ def multiplier(layout: Layout) -> Any:
             ]
             for v in range(VECTORS)
         ]
-        return {
-            (v, token): add_columns(
-                sums[v][token], numbers[v][:scale_count], numbers[v][scale_count:], acts[token], accs[v, token]
-            )
-            for v, token in block
-        }
+        # Totals stay in memory: in registers they would crowd out the integer sums.
+        for token, act in enumerate(acts):
+            after = [
+                add_columns(
+                    sums[v][token], each[:scale_count], each[scale_count:], act, totals.load(kind, place(v, token))
+                )
+                for v, each in enumerate(numbers)
+            ]
+            for v, total in enumerate(after):
+                totals.store(total, place(v, token))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         records, count, act, stride, left, sums = arguments
@@ -180,21 +184,13 @@ def multiplier(layout: Layout) -> Any:
         with cgutils.for_range_slice(
             builder, ir.Constant(I64, 0), ir.Constant(I64, 4 * ROWS), ir.Constant(I64, 4 * rows_at_once), I64
         ) as (first, _):
-            places = {
-                (v, token): Place(builder, builder.add(sums, first)).at(4 * ROWS * token + 4 * LANES * v)
-                for v, token in block
-            }
-            held = {key: cgutils.alloca_once_value(builder, place.load(kind, 0).value) for key, place in places.items()}
+            totals = Place(builder, builder.add(sums, first))
             with cgutils.for_range(builder, count) as loop:
                 offset = builder.mul(loop.index, ir.Constant(I64, record_bytes(layout)))
                 record = Place(builder, builder.add(builder.add(records, first), offset))
                 distance = builder.mul(loop.index, ir.Constant(I64, A8_RECORD))
                 acts = [Place(builder, builder.add(start, distance)) for start in starts]
-                accs = {key: Lanes(builder, kind, builder.load(slot)) for key, slot in held.items()}
-                for key, acc in multiply_32(record, acts, accs).items():
-                    builder.store(acc.value, held[key])
-            for key, place in places.items():
-                place.store(Lanes(builder, kind, builder.load(held[key])), 0)
+                multiply_32(record, acts, totals)
         return context.get_dummy_value()
 
     @intrinsic
