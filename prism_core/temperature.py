@@ -141,15 +141,14 @@ class Plan:
         from prism_core.kernels import dealing, drawing, weights  # not sooner: a client of the pool needs no compiler
 
         temperature = max(temperature, LEAST_TEMPERATURE)
-        members = 0 if 0 < top_k <= dealing.FEW else size
-        kept = top_k + 1 if dealing.FEW < top_k < size else 0
+        members = 0 if 0 < top_k <= dealing.FEW else size + weights.LANES
         self._words = np.zeros(dealing.PLAN_WORDS, dtype=np.int64)
         self._scratch = (
             np.empty(size if penalties.active else 0, dtype=np.float32),
-            np.empty(members + weights.LANES, dtype=np.float32),
+            np.empty(members, dtype=np.float32),
             np.empty(members, dtype=np.int32),
-            np.empty(kept, dtype=np.float32),
-            np.empty(kept, dtype=np.int32),
+            np.empty(members, dtype=np.float32),
+            np.empty(members, dtype=np.int32),
         )
         self._words[dealing.TOP_K] = min(top_k, size)
         reals = self._words.view(np.float64)

@@ -13,7 +13,8 @@ Kernels take raw addresses (int64) and explicit signatures; whoever calls one ha
                   layout.py, staging.py (how layouts are written), dots.py (the arithmetic), packing.py,
                   blocks32.py and kquants.py (the layouts)
     floats.py     plain floats; q1.py, ternary.py: one-bit and ternary weights by table look-up
-    selection.py  the highest logits; weights.py, dealing.py, drawing.py: one draw of a sampler
+    selection.py  the highest logits; drawing.py: one draw of a sampler, by weights.py (the arithmetic), surveying.py,
+                  sifting.py and dealing.py (where to look, what lies there, and in which order)
 
 and for the rest of a step: program.py runs tables of operations, which are words.py, norms.py, rope.py, attention.py...
 

@@ -1,12 +1,11 @@
-"""A vocabulary dealt into buckets by its logits, to find where a sum of weights falls without putting it in order.
+"""Members of a vocabulary dealt into buckets by their logits, to find where a sum of weights falls, not all in order.
 
-The order is by logit, highest first, then by id. A bucket holds logits of one stretch, and no later bucket has a higher
-one, so running sums over buckets tell which of them to look into; only its members are collected, narrowed to some
+The order is by logit, highest first, then by place. A bucket holds logits of one stretch, and no later bucket has a
+higher one, so running sums over buckets tell which of them to look into; only its members are left, narrowed to some
 dozens by the bits of their floats (at most three times, whatever they are), and put in order. Sums are of whole units
 (`weights`), so what is found is exactly what the full order gives.
 
-A `plan` is the address of int64 words, see the constants; `limit` is the last token that takes part, as its logit and
-its id, and `floor` the lowest difference from the best logit.
+A `plan` is the address of int64 words, see the constants. Members are in its memory for them, by place.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from prism_core.kernels.jit import device
 from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
 from prism_core.kernels.simd import (
     equal,
-    extract,
     load_f32x16,
     max_lanes,
+    maximum,
     minimum,
     mul,
     round_i32,
@@ -30,138 +31,128 @@ from prism_core.kernels.simd import (
     store,
     sub,
 )
-from prism_core.kernels.weights import LANES, UNIT, sixteen, units
+from prism_core.kernels.vectors import I64, Vector, intrinsic
+from prism_core.kernels.weights import BLOCK, LANES, units
 from prism_core.kernels.words import word
 
 BUCKETS = 1024
 FEW = 64
-STRETCH = 64
 SMALL = 64
 """So many members are put in order at once."""
 TOP_K, TOP_P, FLOOR, INVERSE, WINDOW, REPETITION, COPY, VALUES, IDS, KEPT, KEPT_IDS = range(11)
 """Words of a plan: 0 or how many take part (int); top-p; log(min-p); 1 / temperature; how far below the best anything
-has weight; repetition penalty (floats); addresses of float32[vocabulary] for penalised logits, of float32[vocabulary +
-16] and int32[vocabulary] for the members of a bucket, and of float32 and int32[top-k + 1] for what that leaves."""
-_PADDED, _UNITS, _INDICES = 16, 24, 40
-FEW_VALUES, FEW_IDS, FEW_UNITS = 64, 96, 160
-_SUMS, _NARROW = 224, 224 + BUCKETS
-PLAN_WORDS = 224 + 2 * BUCKETS
+has weight; repetition penalty (floats); addresses of float32[vocabulary] for penalised logits, of float32 and int32
+[vocabulary + 16] for members and their places, and of the same for what is kept of a vocabulary and its ids."""
+PADDED, UNITS, INDICES = 16, 24, 40
+"""Room for sixteen floats, int64 and int32."""
+FEW_VALUES, FEW_IDS, FEW_UNITS, SUMS = 64, 96, 160, 224
+SQUARES = SUMS + BUCKETS
+HEAVIEST = SQUARES + BUCKETS // 2
+HITS = HEAVIEST + BUCKETS // 2
+ROOM = HITS + BLOCK // LANES
+TAIL = ROOM + BLOCK
+PLAN_WORDS = TAIL + BLOCK // 2
 
-NO_LIMIT = np.float32(-np.inf)
-_LOWEST, _HIGHEST = np.float32(-np.finfo(np.float32).max), np.float32(np.finfo(np.float32).max)
+_HIGHEST = np.float32(np.finfo(np.float32).max)
 _LAST = np.float32(BUCKETS - 1)
 _ZERO = np.float32(0.0)
 
 
-@device
-def padded(plan: Any) -> Any:
-    """64 bytes for the last few logits."""
-    return plan + 8 * _PADDED
+@intrinsic
+def lanes_set(_context: Any, mask: Any) -> Any:
+    """The lanes of a mask (of `less`, `equal`) that are -1, as bits of an int64."""
+    if not isinstance(mask, Vector) or mask.is_float:
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        negative = builder.icmp_signed("<", arguments[0], mask.constant(0))
+        return builder.zext(builder.bitcast(negative, ir.IntType(mask.lanes)), I64)
+
+    return types.int64(mask), generate
 
 
 @device
-def spare(plan: Any) -> Any:
-    """128 bytes for sixteen weights."""
-    return plan + 8 * _UNITS
-
-
-@device
-def scale_of(logits: Any, size: Any, best: Any, window: Any) -> Any:
-    """What a difference from the best is multiplied by to give its bucket; 0 if all logits are equal."""
-    least = splat_f32x16(best)
+def ends(values: Any, size: Any) -> tuple[Any, Any]:
+    """(the highest, the lowest) of `size` >= 1 float32."""
+    first = load_f32(values)
+    most, least = splat_f32x16(first), splat_f32x16(first)
     whole = size - size % LANES
     for at in range(0, whole, LANES):
-        least = minimum(least, load_f32x16(logits + 4 * at))
-    low = -max_lanes(sub(splat_f32x16(_ZERO), least))
+        most, least = maximum(most, load_f32x16(values + 4 * at)), minimum(least, load_f32x16(values + 4 * at))
+    top, low = max_lanes(most), -max_lanes(sub(splat_f32x16(_ZERO), least))
     for at in range(whole, size):
-        low = min(low, load_f32(logits + 4 * at))
-    width = min(np.float64(best) - np.float64(low), window)
+        top, low = max(top, load_f32(values + 4 * at)), min(low, load_f32(values + 4 * at))
+    return top, low
+
+
+@device
+def scale_of(top: Any, low: Any, window: Any) -> Any:
+    """What a difference from the top is multiplied by to give its bucket; 0 if there is none."""
+    width = min(np.float64(top) - np.float64(low), window)
     return np.float32(min((BUCKETS - 1) / width, np.float64(_HIGHEST))) if width > 0 else _ZERO
 
 
 @device
-def _bucket(gaps: Any, scale: Any) -> Any:
+def bucket_of(gaps: Any, scale: Any) -> Any:
     return round_i32(minimum(mul(gaps, splat_f32x16(scale)), splat_f32x16(_LAST)))
 
 
 @device
-def deal(plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any) -> None:
-    """Fill the sums of each bucket with weights at 1 / `inverse`; with 0 everything weighs one unit of the best."""
-    sums = plan + 8 * _SUMS
+def deal(plan: Any, values: Any, size: Any, top: Any, scale: Any, best: Any, inverse: Any) -> None:
+    """Fill the sums of each bucket with weights; the memory of `values` is a whole multiple of sixteen long."""
+    sums, places, weights = plan + 8 * SUMS, plan + 8 * INDICES, plan + 8 * UNITS
     for at in range(BUCKETS):
         store_i64(sums + 8 * at, 0)
-    top, places = splat_f32x16(best), plan + 8 * _INDICES
+    whole = size - size % LANES
     for at in range(0, size, LANES):
-        values, lanes = sixteen(logits, at, size, padded(plan)), min(LANES, size - at)
-        store(places, _bucket(sub(top, values), scale))
-        if inverse > 0:
-            store(plan + 8 * _UNITS, units(values, best, inverse))
-        if lanes < LANES:
-            for lane in range(lanes):
-                _add(places, lane, plan + 8 * _UNITS if inverse > 0 else 0, sums)
-        elif inverse > 0:
+        vector = load_f32x16(values + 4 * at)
+        store(places, bucket_of(sub(splat_f32x16(top), vector), scale))
+        store(weights, units(vector, best, inverse))
+        if at < whole:
             for lane in range(LANES):  # a number known beforehand makes it a third quicker
-                _add(places, lane, plan + 8 * _UNITS, sums)
+                _add(places, lane, weights, sums)
         else:
-            for lane in range(LANES):
-                _add(places, lane, 0, sums)
+            for lane in range(size - whole):
+                _add(places, lane, weights, sums)
 
 
 @device
 def _add(places: Any, lane: Any, weights: Any, sums: Any) -> None:
     place = sums + 8 * load_i32(places + 4 * lane)
-    store_i64(place, load_i64(place) + (load_i64(weights + 8 * lane) if weights != 0 else UNIT))
+    store_i64(place, load_i64(place) + load_i64(weights + 8 * lane))
 
 
 @device
-def _collect(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, bucket: Any, limit: Any, last: Any, floor: Any
-) -> Any:
-    """Gather what takes part of a bucket, by id; how many."""
-    found, top, wanted, none = 0, splat_f32x16(best), splat_i32x16(bucket), splat_i32x16(0)
-    for begin in range(0, size, STRETCH):
-        if begin + STRETCH <= size:
-            inside = none
-            for at in range(4 * begin, 4 * (begin + STRETCH), 4 * LANES):
-                inside = sub(inside, equal(_bucket(sub(top, load_f32x16(logits + at)), scale), wanted))
-            if max_lanes(inside) == 0:
-                continue
-        for at in range(begin, min(begin + STRETCH, size), LANES):
-            inside = sub(none, equal(_bucket(sub(top, sixteen(logits, at, size, padded(plan))), scale), wanted))
-            if max_lanes(inside) == 0:
-                continue
-            store(plan + 8 * _INDICES, inside)
-            for lane in range(min(LANES, size - at)):
-                if load_i32(plan + 8 * _INDICES + 4 * lane) == 1:
-                    value = load_f32(logits + 4 * (at + lane))
-                    before = value > limit or (value == limit and at + lane <= last)
-                    if before and np.float64(max(value - best, _LOWEST)) >= floor:
-                        store_f32(word(plan, VALUES) + 4 * found, value)
-                        store_i32(word(plan, IDS) + 4 * found, at + lane)
-                        found += 1
-    return found
+def _leave_bucket(plan: Any, count: Any, top: Any, scale: Any, bucket: Any) -> Any:
+    """Leave only the members of a bucket; how many."""
+    values, ids, kept = word(plan, VALUES), word(plan, IDS), 0
+    for begin in range(0, count, LANES):
+        vector = load_f32x16(values + 4 * begin)
+        inside = lanes_set(equal(bucket_of(sub(splat_f32x16(top), vector), scale), splat_i32x16(bucket)))
+        at = begin
+        while inside != 0 and at < count:
+            if inside & 1:
+                _move(values, ids, at, kept)
+                kept += 1
+            inside >>= 1
+            at += 1
+    return kept
 
 
 @device
-def keep(plan: Any, logits: Any, size: Any, limit: Any, last: Any) -> Any:
-    """Write what takes part to the plan's memory for it, by id; its address."""
-    values, ids, found, whole = word(plan, KEPT), word(plan, KEPT_IDS), 0, size - size % LANES
-    for begin in range(0, whole, LANES):
-        if max_lanes(load_f32x16(logits + 4 * begin)) >= limit:
-            for lane in range(LANES):
-                found += _keep_one(logits, begin + lane, values, ids, found, limit, last)
-    for at in range(whole, size):
-        found += _keep_one(logits, at, values, ids, found, limit, last)
-    return values
+def _move(values: Any, ids: Any, source: Any, to: Any) -> None:
+    store_f32(values + 4 * to, load_f32(values + 4 * source))
+    store_i32(ids + 4 * to, load_i32(ids + 4 * source))
 
 
 @device
-def _keep_one(logits: Any, at: Any, values: Any, ids: Any, found: Any, limit: Any, last: Any) -> Any:
-    """1 if it is kept. It is written without a condition, which would be guessed wrong too often."""
-    value = load_f32(logits + 4 * at)
-    store_f32(values + 4 * found, value)
-    store_i32(ids + 4 * found, at)
-    return (value > limit) | ((value == limit) & (at <= last))
+def _passed(plan: Any, target: Any) -> tuple[Any, Any]:
+    """(the bucket where the running sum reaches the target, what is left to reach there)."""
+    bucket = 0
+    while bucket < BUCKETS - 1 and target > word(plan, SUMS + bucket):
+        target -= word(plan, SUMS + bucket)
+        bucket += 1
+    return bucket, target
 
 
 @device
@@ -176,7 +167,7 @@ def _key(values: Any, at: Any, spare: Any) -> Any:
 def _narrow(plan: Any, count: Any, best: Any, inverse: Any, target: Any) -> tuple[Any, Any]:
     """Leave only members among which the running sum reaches `target`, equals or few; (how many, what they are to
     reach)."""
-    values, ids, sums, spare = word(plan, VALUES), word(plan, IDS), plan + 8 * _NARROW, plan + 8 * _INDICES
+    values, ids, sums, spare = word(plan, VALUES), word(plan, IDS), plan + 8 * SUMS, plan + 8 * INDICES
     while count > SMALL:
         first = last = _key(values, 0, spare)
         for at in range(count):
@@ -190,19 +181,15 @@ def _narrow(plan: Any, count: Any, best: Any, inverse: Any, target: Any) -> tupl
         for at in range(BUCKETS):
             store_i64(sums + 8 * at, 0)
         for at in range(0, count, LANES):
-            store(plan + 8 * _UNITS, units(load_f32x16(values + 4 * at), best, inverse))
+            store(plan + 8 * UNITS, units(load_f32x16(values + 4 * at), best, inverse))
             for lane in range(min(LANES, count - at)):
                 place = sums + 8 * ((_key(values, at + lane, spare) - first) >> shift)
-                store_i64(place, load_i64(place) + word(plan, _UNITS + lane))
-        bucket = 0
-        while target > load_i64(sums + 8 * bucket):
-            target -= load_i64(sums + 8 * bucket)
-            bucket += 1
+                store_i64(place, load_i64(place) + word(plan, UNITS + lane))
+        bucket, target = _passed(plan, target)
         kept = 0
         for at in range(count):
             if (_key(values, at, spare) - first) >> shift == bucket:
-                store_f32(values + 4 * kept, load_f32(values + 4 * at))
-                store_i32(ids + 4 * kept, load_i32(ids + 4 * at))
+                _move(values, ids, at, kept)
                 kept += 1
         count = kept
     return count, target
@@ -214,58 +201,33 @@ def _sort(values: Any, ids: Any, count: Any) -> None:
     for at in range(1, count):
         value, number, place = load_f32(values + 4 * at), load_i32(ids + 4 * at), at
         while place > 0 and load_f32(values + 4 * (place - 1)) < value:
-            store_f32(values + 4 * place, load_f32(values + 4 * (place - 1)))
-            store_i32(ids + 4 * place, load_i32(ids + 4 * (place - 1)))
+            _move(values, ids, place - 1, place)
             place -= 1
         store_f32(values + 4 * place, value)
         store_i32(ids + 4 * place, number)
 
 
 @device
-def reach(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any, target: Any, limit: Any,
-    last: Any, floor: Any,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """The token with which the running sum of what was dealt reaches `target`, at most its total: (logit, id, sum)."""
-    wanted = target
-    sums, bucket = plan + 8 * _SUMS, 0
-    while target > load_i64(sums + 8 * bucket):
-        target -= load_i64(sums + 8 * bucket)
-        bucket += 1
-    count = _collect(plan, logits, size, best, scale, bucket, limit, last, floor)
-    count, target = _narrow(plan, count, best, inverse, target)
-    values, ids = word(plan, VALUES), word(plan, IDS)
-    if count <= SMALL:
-        _sort(values, ids, count)
+def reach(plan: Any, count: Any, best: Any, inverse: Any, wanted: Any) -> tuple[Any, Any, Any]:
+    """(logit, place, sum) of the member with which the running sum reaches `wanted`, at most the sum of all."""
+    values, ids, weights, target = word(plan, VALUES), word(plan, IDS), plan + 8 * UNITS, wanted
+    top, low = ends(values, count)
+    if count > SMALL and low < top:
+        scale = scale_of(top, low, np.inf)
+        deal(plan, values, count, top, scale, best, inverse)
+        bucket, target = _passed(plan, target)
+        count = _leave_bucket(plan, count, top, scale, bucket)
+        count, target = _narrow(plan, count, best, inverse, target)
+    if count > SMALL:  # all equal
+        store(weights, units(load_f32x16(values), best, inverse))
+        each = word(plan, UNITS)
+        at = (target - 1) // each
+        return load_f32(values), load_i32(ids + 4 * at), wanted - target + (at + 1) * each
+    _sort(values, ids, count)
     for at in range(0, count, LANES):
-        store(plan + 8 * _UNITS, units(load_f32x16(values + 4 * at), best, inverse))
+        store(weights, units(load_f32x16(values + 4 * at), best, inverse))
         for lane in range(min(LANES, count - at)):
-            target -= word(plan, _UNITS + lane)
+            target -= word(plan, UNITS + lane)
             if target <= 0:
-                place = 4 * (at + lane)
-                return load_f32(values + place), load_i32(ids + place), wanted - target
-    return best, 0, wanted
-
-
-@device
-def total(
-    plan: Any, logits: Any, size: Any, best: Any, scale: Any, inverse: Any, limit: Any, last: Any,
-    floor: Any,
-) -> Any:  # fmt: skip
-    """The sum of what was dealt and takes part: whole buckets, and the members of the one where the limit is."""
-    sums, result = plan + 8 * _SUMS, 0
-    if limit == NO_LIMIT and floor == -np.inf:
-        for bucket in range(BUCKETS):
-            result += load_i64(sums + 8 * bucket)
-        return result
-    end = extract(_bucket(sub(splat_f32x16(best), splat_f32x16(limit)), scale), 0)
-    end = min(end, extract(_bucket(splat_f32x16(np.float32(-floor)), scale), 0))
-    for bucket in range(end):
-        result += load_i64(sums + 8 * bucket)
-    values = word(plan, VALUES)
-    count = _collect(plan, logits, size, best, scale, end, limit, last, floor)
-    for at in range(0, count, LANES):
-        store(plan + 8 * _UNITS, units(load_f32x16(values + 4 * at), best, inverse))
-        for lane in range(min(LANES, count - at)):
-            result += word(plan, _UNITS + lane)
-    return result
+                return load_f32(values + 4 * (at + lane)), load_i32(ids + 4 * (at + lane)), wanted - target
+    return low, 0, wanted

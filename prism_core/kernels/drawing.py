@@ -6,8 +6,9 @@ The order, the weights and their sums are those of `dealing` and `weights`. Of t
     min-p      those whose difference from the best is at least log(min_p)
     the draw   the first whose running sum of weights passes floor(uniform * sum of all)
 
-with the products in float64. Mostly the best 64 tell the answer, beside the sum over all: what is left undecided goes
-through the buckets of `dealing`.
+with the products in float64. Mostly the best 64 tell the answer, beside the sum over all. Else a sample tells about
+where to look (`surveying`), a pass over all makes the sums exact and gathers what lies there (`sifting`), and the token
+is found among that (`dealing`). If it is not there, the sample was wrong, and more is gathered.
 """
 
 from __future__ import annotations
@@ -25,33 +26,36 @@ from prism_core.kernels.dealing import (
     FEW_VALUES,
     FLOOR,
     INVERSE,
+    KEPT,
     KEPT_IDS,
-    NO_LIMIT,
+    PADDED,
     REPETITION,
+    ROOM,
     TOP_K,
     TOP_P,
-    WINDOW,
-    deal,
-    keep,
-    padded,
+    UNITS,
+    VALUES,
     reach,
-    scale_of,
-    spare,
-    total,
 )
 from prism_core.kernels.jit import device, kernel
 from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32
-from prism_core.kernels.selection import few_highest, highest_of
+from prism_core.kernels.selection import few_highest
+from prism_core.kernels.sifting import EVEN_THE_BEST, NO_LIMIT, adopt, keep, lowest_within, sift
 from prism_core.kernels.simd import load_f32x16, store
-from prism_core.kernels.weights import LANES, UNIT, estimate, mass, write_units
+from prism_core.kernels.surveying import SAMPLED, bracket, survey
+from prism_core.kernels.weights import LANES, UNIT, mass, write_units
 from prism_core.kernels.words import load_f64, word
 
 COUNT, CUT, DRAW = range(3)
 """The steps that need sums; the first two are at the inverse temperature of their number."""
+MANY = 4096
+"""Of fewer logits all are members: a sample of them would say little."""
 MUCH = 4
-"""Of so many parts of a vocabulary less than one is worth a copy."""
-ENOUGH = 0.75
-"""A part of what is estimated to be needed, below which the best few are not looked into: it would be in vain."""
+"""If the members are less than one of so many parts, only they are looked at from then on."""
+ERRORS = 2.0
+"""So many standard errors of the sample are looked into on either side."""
+WIDER = 4.0
+"""So many times wider is a guess after one that was wrong."""
 _LOWEST, _HIGHEST = np.float32(-np.finfo(np.float32).max), np.float32(np.finfo(np.float32).max)
 
 
@@ -91,6 +95,16 @@ def _reached(plan: Any, count: Any, target: Any) -> Any:
 
 
 @device
+def _drawn_finite(logits: Any, drawn: Any, ids: Any) -> Any:
+    """Whether the logits that penalties would hold to float32's range are in it."""
+    finite = True
+    for at in range(drawn):
+        value = load_f32(logits + 4 * load_i64(ids + 8 * at))
+        finite = finite and _LOWEST <= value <= _HIGHEST
+    return finite
+
+
+@device
 def _penalised(plan: Any, logits: Any, size: Any, drawn: Any, ids: Any, offsets: Any) -> Any:
     """A copy of the logits with those of the ids drawn before lowered."""
     copy = word(plan, COPY)
@@ -110,62 +124,119 @@ def _penalised(plan: Any, logits: Any, size: Any, drawn: Any, ids: Any, offsets:
 
 
 @device
-def _among_few(plan: Any, logits: Any, size: Any, count: Any, whole: Any, uniform: Any) -> Any:
-    """The place of the token among the best `count`; `count` if they do not tell."""
-    values, weights = plan + 8 * FEW_VALUES, plan + 8 * FEW_UNITS
-    best, inverse = load_f32(values), _real(plan, INVERSE)
-    top_p, floor = _real(plan, TOP_P), _real(plan, FLOOR)
-    if count < whole < size:
-        return count
-    every, kept, closed = 0, count, count == whole
-    if not closed and (top_p < 1 or floor == -np.inf):
-        first = 1.0 if top_p < 1 else inverse
-        write_units(values, count, best, first, weights)
-        share = top_p if top_p < 1 else uniform
-        if np.float64(_sum(plan, count)) < ENOUGH * share * np.float64(estimate(logits, size, best, first)):
-            return count
-        every = mass(logits, size, best, first, padded(plan), spare(plan))
+def _among_few(plan: Any, count: Any, top_p: Any, uniform: Any) -> Any:
+    """The token, if none but the best `count` take part."""
+    values, weights, inverse = plan + 8 * FEW_VALUES, plan + 8 * FEW_UNITS, _real(plan, INVERSE)
+    best = load_f32(values)
     if top_p < 1:
         write_units(values, count, best, 1.0, weights)
-        kept = _reached(plan, count, _share(_sum(plan, count) if closed else every, top_p)) + 1
-        if kept > count:
-            return count
-        closed = True
-    while np.float64(load_f32(values + 4 * (kept - 1)) - best) < floor:
-        kept -= 1
-        closed = True
-    if not closed and floor > -np.inf:
-        return count
-    write_units(values, kept, best, inverse, weights)
-    place = _reached(plan, kept, _point(_sum(plan, kept) if closed else every, uniform))
-    return place if place < kept else count
+        count = _reached(plan, count, _share(_sum(plan, count), top_p)) + 1
+    while np.float64(load_f32(values + 4 * (count - 1)) - best) < _real(plan, FLOOR):
+        count -= 1
+    write_units(values, count, best, inverse, weights)
+    return word(plan, FEW_IDS + _reached(plan, count, _point(_sum(plan, count), uniform)))
 
 
 @device
-def _among_all(plan: Any, logits: Any, size: Any, whole: Any, best: Any, uniform: Any) -> Any:
-    """The token, by dealing the whole vocabulary: for top-k, for top-p and for the draw."""
-    top_p = _real(plan, TOP_P)
-    limit, last, every, kept = NO_LIMIT, size, 0, False
-    scale, dealt = scale_of(logits, size, best, _real(plan, WINDOW)), -1.0
+def _target(step: Any, plan: Any, whole: Any, every: Any, uniform: Any) -> Any:
+    """What the running sum is to reach."""
+    if step == COUNT:
+        return whole * UNIT
+    return _share(every, _real(plan, TOP_P)) if step == CUT else _point(every, uniform)
+
+
+@device
+def _asked(step: Any, plan: Any, whole: Any, size: Any, uniform: Any) -> Any:
+    """The share of the sum where the target is, or about so."""
+    if step == COUNT:
+        return whole / size
+    return _real(plan, TOP_P) if step == CUT else uniform
+
+
+@device
+def _mass(plan: Any, values: Any, size: Any, best: Any, inverse: Any) -> Any:
+    if inverse == 0:
+        return size * UNIT
+    return mass(values, size, best, inverse, plan + 8 * ROOM, plan + 8 * PADDED, plan + 8 * UNITS)
+
+
+@device
+def _members(
+    plan: Any, values: Any, size: Any, inverse: Any, step: Any, whole: Any, uniform: Any, every: Any, share: Any,
+    sample: Any,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Make members of what is around the one with which the running sum reaches its target: (how many, what they are to
+    reach, the sum of those above them, whether there are none above). `every`: the sum of all, or -1."""
+    scale, total, squares = sample
+    best, errors = load_f32(plan + 8 * FEW_VALUES), ERRORS
+    while True:
+        low, high = bracket(plan, scale, best, inverse, total, squares, share, errors)
+        added_before = every >= 0 and high == EVEN_THE_BEST
+        added, above, count = sift(plan, values, size, best, 0.0 if added_before else inverse, low, high)
+        if every < 0:
+            every = added
+        target = _target(step, plan, whole, every, uniform) - above
+        if 0 < target <= _mass(plan, word(plan, VALUES), count, best, inverse):
+            return count, target, above, high == EVEN_THE_BEST
+        errors *= WIDER
+
+
+@device
+def _at_few(plan: Any, step: Any, whole: Any, every: Any, uniform: Any) -> Any:
+    """The token, if the running sum reaches its target among the best few; else -1."""
+    place = _reached(plan, FEW, _target(step, plan, whole, every, uniform))
+    if place == FEW:
+        return -1
+    return _among_few(plan, place + 1, 1.0, uniform) if step == CUT else word(plan, FEW_IDS + place)
+
+
+@device
+def _among_all(plan: Any, logits: Any, size: Any, whole: Any, uniform: Any) -> Any:
+    """The token, by looking through all logits: for top-k, for top-p and for the draw."""
+    values, ids, limit, last, best = logits, np.int64(0), NO_LIMIT, np.int64(-1), load_f32(plan + 8 * FEW_VALUES)
+    worst, top_p, floor, held = (
+        load_f32(plan + 8 * FEW_VALUES + 4 * (FEW - 1)),
+        _real(plan, TOP_P),
+        _real(plan, FLOOR),
+        -1,
+    )
     for step in range(3):
         if (step == COUNT and whole == size) or (step == CUT and top_p == 1):
             continue
+        if step == DRAW and floor > -np.inf:
+            if limit <= worst and np.float64(worst - best) < floor:
+                return _among_few(plan, min(size, FEW), 1.0, uniform)
+            lowest = lowest_within(best, floor)
+            if lowest > limit:
+                limit, last = lowest, size
         inverse = _real(plan, INVERSE) if step == DRAW else np.float64(step)
-        floor = _real(plan, FLOOR) if step == DRAW else -np.inf
-        if inverse != dealt:
-            deal(plan, logits, size, best, scale, inverse)
-        if step == COUNT:
-            target = whole * UNIT
-        else:
-            if inverse != dealt or floor > -np.inf:
-                every = total(plan, logits, size, best, scale, inverse, limit, last, floor)
-            target = _share(every, top_p) if step == CUT else _point(every, uniform)
-        limit, last, every = reach(plan, logits, size, best, scale, inverse, target, limit, last, floor)
-        dealt = inverse
-        if step == COUNT and MUCH * whole < size:
-            logits, kept = keep(plan, logits, size, limit, last), True
-            size, limit, last = whole, NO_LIMIT, whole
-    return load_i32(word(plan, KEPT_IDS) + 4 * last) if kept else last
+        # The draw goes on from the cut where both weigh alike: its target is reached before the limit is.
+        every = held if step == DRAW and inverse == 1 and floor == -np.inf and size > MANY else -1
+        if limit > NO_LIMIT and every < 0:
+            size = keep(plan, values, ids, size, limit, last)
+            values, ids = word(plan, KEPT), word(plan, KEPT_IDS)
+        if size <= FEW:
+            return _among_few(plan, size, 1.0, uniform)
+        share, sample = _asked(step, plan, whole, size, uniform), (np.float32(0.0), 0.0, 0.0)
+        if size > MANY:
+            sample = survey(plan, values, size, inverse)
+            about = sample[1] * SAMPLED
+            if every >= 0:
+                share = min(uniform * np.float64(every) / about, 1.0)
+            if step != COUNT and np.float64(_sum(plan, FEW)) >= share * about:
+                every = every if every >= 0 else _mass(plan, values, size, best, inverse)
+                token = _at_few(plan, step, whole, every, uniform)
+                if token >= 0:
+                    return token
+        count, target, above, all_above = _members(
+            plan, values, size, inverse, step, whole, uniform, every, share, sample
+        )
+        if all_above and MUCH * count < size:
+            adopt(plan, ids, count)
+            values, ids, size = word(plan, KEPT), word(plan, KEPT_IDS), count
+        limit, last, reached = reach(plan, count, best, inverse, target)
+        held = above + reached if step == CUT else -1
+    return load_i32(ids + 4 * last) if ids != 0 else last
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, float64)")
@@ -173,7 +244,7 @@ def draw(plan: Any, logits: Any, size: Any, drawn: Any, ids: Any, offsets: Any, 
     """The token that `uniform` in [0, 1) draws from `size` float32 logits by a plan (see `dealing`), or -1 if not all
     are finite. `drawn`: how many ids (int64) are penalised, by offsets (float64), or -1 for no penalties at all."""
     if drawn >= 0:
-        if highest_of(logits, size) < 0:
+        if not _drawn_finite(logits, drawn, ids):
             return -1
         logits = _penalised(plan, logits, size, drawn, ids, offsets)
     top_k = word(plan, TOP_K)
@@ -181,7 +252,6 @@ def draw(plan: Any, logits: Any, size: Any, drawn: Any, ids: Any, offsets: Any, 
     count = min(whole, FEW)
     if not few_highest(logits, size, count, plan + 8 * FEW_IDS, plan + 8 * FEW_VALUES):
         return -1
-    place = 0 if whole == 1 else _among_few(plan, logits, size, count, whole, uniform)
-    if place < count:
-        return word(plan, FEW_IDS + place)
-    return _among_all(plan, logits, size, whole, load_f32(plan + 8 * FEW_VALUES), uniform)
+    if whole == count:
+        return _among_few(plan, count, _real(plan, TOP_P), uniform) if count > 1 else word(plan, FEW_IDS)
+    return _among_all(plan, logits, size, whole, uniform)

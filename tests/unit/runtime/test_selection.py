@@ -103,9 +103,10 @@ def test_a_sampler_refuses_logits_that_are_not_finite_by_place_and_value(value, 
     for at in (0, 1, 999):
         logits = np.zeros(1000, dtype=F32)
         logits[at] = value
-        with pytest.raises(SamplerError) as caught:
-            TemperatureSampler(seed=1, **options).sample(logits)
-        assert str(caught.value) == f"logit {at} of 1000 is {value}, but all must be finite"
+        for drawn in ([], [5, at], [at, at]):
+            with pytest.raises(SamplerError) as caught:
+                TemperatureSampler(seed=1, **options).resume(drawn).sample(logits)
+            assert str(caught.value) == f"logit {at} of 1000 is {value}, but all must be finite"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
