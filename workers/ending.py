@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from broker.answers import Claim, Outcome
 from broker.errors import BrokerUnavailable
 from broker.failures import translated
-from broker.store import Claim, Outcome, WorkerStore
+from broker.store import WorkerStore
 from broker.transcript import TurnCommit
 from prism_core.errors import PrismError
 from workers.cancellation import Progress

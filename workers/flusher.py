@@ -22,11 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from broker import events
+from broker.answers import Claim, Flags
 from broker.errors import BrokerUnavailable
-from broker.store import Claim, Flags, WorkerStore
+from broker.store import WorkerStore
 from prism_core.errors import Cancelled
 from workers.cancellation import Halt, TurnCancellation
+from workers.ledger import Ledger, Token
 
 POLL_S = 0.05
 TICK_S = 0.007  # with the append, less than a cancellation may take beyond a step, and than a reader can see
@@ -35,8 +36,6 @@ SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 1.0
 CLOSE_S = 2.0
-MAX_EVENTS_PER_APPEND = 256
-MAX_TOKENS_PER_DELTA = 512
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,6 @@ class _Heal:
 
 class _Look:
     """Ask the broker for its flags at once."""
-
-
-_Token = tuple[int | None, str, Any]
-"""A token, the text that it released, its log-probability; no token for text that was held back to the end."""
 
 
 class Flusher:
@@ -82,10 +77,8 @@ class Flusher:
         self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._idle_ticks = DOZE_TICKS
         self._dozing = False  # nothing but a kick, or the time of the next poll, ends the flusher's wait
-        self._pending: deque[bytes | _Token | _Mark] = deque()  # taken from the inbox, not yet numbered
-        # Every event of this claim with the tokens up to it; the first one is number claim.ev + 1.
-        self._sent: list[tuple[bytes, int]] = []
-        self._n = claim.n  # tokens up to the last event in _sent
+        self._pending: deque[bytes | Token | _Mark] = deque()  # taken from the inbox, not yet numbered
+        self._ledger = Ledger(claim.ev, claim.n)
         self._put_count = 0  # counted by the loop's thread only
         self._done_count = 0  # counted by the flusher's thread only
         self._mark: _Mark | None = None
@@ -160,19 +153,19 @@ class Flusher:
     @property
     def ev(self) -> int:
         """Number of the last event made from what was queued; final once `flush` returned True."""
-        return self._claim.ev + len(self._sent)
+        return self._ledger.ev
 
     @property
     def n(self) -> int:
         """Tokens up to event `ev`."""
-        return self._n
+        return self._ledger.n
 
     @property
     def is_dead(self) -> bool:
         """True once the broker said that this turn is not ours any more."""
         return self._dead
 
-    def _put(self, item: bytes | _Token) -> None:
+    def _put(self, item: bytes | Token) -> None:
         self._put_count += 1
         self._inbox.append(item)
 
@@ -231,7 +224,7 @@ class Flusher:
     def _send_pending(self) -> None:
         """One append of what is pending up to the next mark, which then is passed."""
         first = self.ev + 1
-        taken = self._number()
+        taken = self._ledger.enter(self._pending)
         if self.ev >= first:
             self._deliver(first)
         self._done_count += taken
@@ -240,48 +233,20 @@ class Flusher:
         if not self._dead and self._pending and isinstance(self._pending[0], _Mark):
             self._pending.popleft().passed.set()  # type: ignore[union-attr]
 
-    def _number(self) -> int:
-        """Moves what is pending into the numbered events, merging tokens; returns how many items that took."""
-        before, made = len(self._pending), 0
-        while self._pending and made < MAX_EVENTS_PER_APPEND:
-            item = self._pending[0]
-            if isinstance(item, _Mark):
-                break
-            self._pending.popleft()
-            self._sent.append((item if isinstance(item, bytes) else self._delta(item), self._n))
-            made += 1
-        return before - len(self._pending)
-
-    def _delta(self, first: _Token) -> bytes:
-        """One event of as many tokens in a row as have log-probabilities, or have none, like the first."""
-        parts = [first]
-        while self._pending and len(parts) < MAX_TOKENS_PER_DELTA:
-            item = self._pending[0]
-            if not isinstance(item, tuple) or (item[0] is not None and (item[2] is None) != (first[2] is None)):
-                break
-            parts.append(item)
-            self._pending.popleft()
-        ids = [token for token, _, _ in parts if token is not None]
-        logprobs = None if first[2] is None else [logprob for _, _, logprob in parts if logprob is not None]
-        self._n += len(ids)
-        return events.delta(n=self._n, ids=ids, text="".join([text for _, text, _ in parts]), logprobs=logprobs)
-
     def _deliver(self, ev: int) -> None:
         """Sends the numbered events from `ev` on until the broker has them all, or the turn is lost."""
         while not self._dead and ev <= self.ev:
-            at = ev - self._claim.ev - 1
-            if at < 0:
-                # An event of an earlier attempt is missing, and only that attempt had it.
+            part = self._ledger.since(ev)
+            if part is None:
                 self._give_up(Halt.BROKEN, f"the broker lost event {ev} of an earlier attempt")
                 return
-            part = self._sent[at : at + MAX_EVENTS_PER_APPEND]
             began = self._clock()
-            flags = self._call(self._store.append, ev, [payload for payload, _ in part], part[-1][1])
+            flags = self._call(self._store.append, ev, *part)
             if flags is None:
                 return
             self.appends += 1
             self.append_s += self._clock() - began
-            ev = flags.stored_ev + 1 if flags.status == "behind" else ev + len(part)
+            ev = flags.stored_ev + 1 if flags.status == "behind" else ev + len(part[0])
 
     def _call(self, verb: Callable[..., Flags], *arguments: Any) -> Flags | None:
         """One call, tried until the broker answers; None when the turn is over for us."""
@@ -326,4 +291,4 @@ class Flusher:
                 item.passed.set()
 
 
-_Item = bytes | _Token | _Mark | _Heal | _Look
+_Item = bytes | Token | _Mark | _Heal | _Look

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from broker import events
+from broker.answers import Claim
 from broker.spec import RequestSpec
-from broker.store import Claim, WorkerStore
+from broker.store import WorkerStore
 from prism_core.codec import CodecError
 from prism_core.errors import (
     BudgetExceeded,

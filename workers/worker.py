@@ -21,8 +21,9 @@ from typing import Any
 import redis
 
 from broker import keys
+from broker.answers import Claim
 from broker.errors import BrokerUnavailable, NotMember
-from broker.store import Claim, Lease, WorkerStore
+from broker.store import Lease, WorkerStore
 from prism_core.errors import PrismError
 from workers.budget import Plan
 from workers.cancellation import Halt, Progress

@@ -9,12 +9,13 @@ from typing import Any
 import redis
 
 from broker import calls, events, keys
+from broker.answers import Claim, Outcome
 from broker.config import PoolConfig
 from broker.connect import connect
 from broker.lua import Scripts
 from broker.reap import Reaper, reap
 from broker.spec import RequestSpec
-from broker.store import Claim, Lease, Outcome, WorkerStore
+from broker.store import Lease, WorkerStore
 from broker.transcript import TurnCommit, TurnRecord
 
 CONFIG = PoolConfig(lease_ms=60_000, overdue_ms=100, preempt_ms=100)

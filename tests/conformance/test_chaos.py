@@ -13,9 +13,10 @@ import random
 import pytest
 
 from broker import events, keys
+from broker.answers import Claim
 from broker.errors import NotFound, NotMember, QueueFull
 from broker.reap import rescue
-from broker.store import Claim, WorkerStore
+from broker.store import WorkerStore
 from tests.conformance.rig import Rig, check_settled, check_stream, tokens
 
 ACTIONS = 400

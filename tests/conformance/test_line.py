@@ -15,8 +15,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from broker import events
+from broker.answers import Claim
 from broker.errors import BrokerFull, BrokerUnavailable
-from broker.store import Claim, WorkerStore
+from broker.store import WorkerStore
 from tests.brokers import PrivateBroker
 from tests.conformance.proxy import LossyProxy, RudeProxy
 from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, tokens

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from broker import keys
+from broker.answers import Claim
 from broker.batch.job import Job, JobFiles, JobResult
 from broker.batch.pool import LinePool
 from broker.batch.totals import Progress
 from broker.errors import NotMember
 from broker.keys import new_ulid
-from broker.store import Claim, WorkerStore
+from broker.store import WorkerStore
 from tests.conformance.rig import MODEL, Rig, begin, emit, end
 
 Act = Callable[["Player", Claim], bool]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from broker import keys
+from broker.answers import Claim
 from broker.batch.errors import BadFile, Busy, HeldElsewhere, Interrupted, LeaseLost
 from broker.batch.lease import LEASE_MS, BatchLease, cancel_batch, read_batch, read_batches
 from broker.batch.ledger import Ledger, part_of
 from broker.errors import NotFound
-from broker.store import Claim
 from tests.conformance.rig import Rig
 from tests.unit.batch.players import Bench, Player, wait_for
 from tests.unit.batch.samples import chat, read, text

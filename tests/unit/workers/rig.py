@@ -8,11 +8,12 @@ from typing import Any
 import redis
 
 from broker import keys, rqrecord
+from broker.answers import Claim
 from broker.config import PoolConfig
 from broker.events import BEGIN, Event
 from broker.lua import Scripts
 from broker.spec import RequestSpec
-from broker.store import Claim, Lease, WorkerStore
+from broker.store import Lease, WorkerStore
 from prism_core.runtime import Generation, Limits, Runtime
 from tests.brokers import PrivateBroker
 from tests.toy import ToyModel

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from broker import events, keys
+from broker.answers import Claim, Flags
 from broker.errors import BrokerUnavailable
-from broker.store import Claim, Flags, WorkerStore
+from broker.store import WorkerStore
 from prism_core.errors import Cancelled, DeadlineExceeded
 from tests.brokers import PrivateBroker
 from tests.pool import wait_for
 from tests.toy import ToyModel
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt, Progress, TurnCancellation
-from workers.flusher import MAX_EVENTS_PER_APPEND, Flusher
+from workers.flusher import Flusher
+from workers.ledger import MAX_EVENTS_PER_APPEND
 
 
 class Wire:
