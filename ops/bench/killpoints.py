@@ -16,7 +16,7 @@ import redis
 
 from broker.store import WorkerStore
 
-COUNTED = ("take", "append", "finish", "settle", "give_back")
+COUNTED = ("take", "append", "finish", "settle", "give_back", "leave")
 """Verbs that move a turn; beats, polls and takes that find nothing come at no fixed time and are not counted."""
 SIDES = ("before", "after")
 PREPARE = "ops.bench.killpoints:arm"
@@ -44,7 +44,7 @@ def _mortal(client: redis.Redis, name: str, verb: Callable[..., Any]) -> Callabl
         if name != "take":
             _count_down(client, "before")
         answer = verb(*arguments, **options)
-        if answer is not None:
+        if name != "take" or answer is not None:
             _count_down(client, "after")
         return answer
 
