@@ -19,6 +19,7 @@ FloatArray = npt.NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_NO_LOGITS = object()
 
 
 def as_vector(logits: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -52,7 +53,7 @@ class Vector:
     """float32 logits in one piece, and where they are. A buffer that was the last one too is accepted at once."""
 
     def __init__(self) -> None:
-        self._last: object = None
+        self._last: object = _NO_LOGITS
         self._shape: tuple[int, ...] = ()
         self.address = 0
         self.size = 0
@@ -64,7 +65,7 @@ class Vector:
         """
         if logits is self._last and logits.shape == self._shape:  # type: ignore[union-attr]
             return True
-        self._last = None
+        self._last = _NO_LOGITS
         values = as_vector(logits)
         if values is not logits or values.dtype != FLOAT32 or values.strides != (4,):
             return False
@@ -77,7 +78,7 @@ class Vector:
         if self.fits(logits):
             return logits  # type: ignore[return-value]
         values = as_vector(logits)
-        if values.dtype != FLOAT32:
+        if not np.can_cast(values.dtype, FLOAT32):
             highest_finite(values)
             values = np.clip(values, -MAX_FLOAT32, MAX_FLOAT32)
         copied = np.array(values, dtype=FLOAT32)

@@ -32,6 +32,7 @@ BAD = [
     ([True], "logits must be a 1-D array of numbers, not 1-D of bool"),
     ([1j], "logits must be a 1-D array of numbers, not 1-D of complex128"),
     ([None], "logits must be a 1-D array of numbers, not 1-D of object"),
+    (None, "logits must be a 1-D array of numbers, not 0-D of object"),
 ]
 
 
@@ -317,6 +318,23 @@ def test_penalties_on_the_samplers_own_draws_agree_with_the_reference(penalties,
         drawn = sampler.sample(logits)
         assert drawn == expected or reference.margin < 1e-6, step
         assert sampler.draws == step + 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["f2", ">f4", "f8", ">f8", "g", "i1", "u1", ">i2", "u4", "i8", "u8"])
+def test_every_number_type_is_read_as_float32_and_refused_where_it_is_not_finite(kind):
+    rng = np.random.default_rng(7)
+    for size in (1, 65, 5000):
+        logits = rng.integers(0, 9, size).astype(kind)
+        for options in ({"top_k": 0}, {"top_k": 20, "presence_penalty": 1.0}, {"temperature": 0}):
+            read, plain = TemperatureSampler(seed=1, **options), TemperatureSampler(seed=1, **options)
+            assert [read.sample(logits) for _ in range(5)] == [plain.sample(logits.astype(F32)) for _ in range(5)]
+        if logits.dtype.kind == "f":
+            for value in (np.nan, np.inf, -np.inf):
+                logits[size // 2] = value
+                for refuse in (greedy, Greedy().sample, TemperatureSampler(seed=1).sample):
+                    with pytest.raises(SamplerError, match=f"logit {size // 2} of {size} is {value}"):
+                        refuse(logits)
 
 
 def test_logits_are_not_changed_and_other_number_types_are_read_as_float32():
