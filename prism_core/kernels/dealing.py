@@ -39,10 +39,11 @@ BUCKETS = 1024
 FEW = 64
 SMALL = 64
 """So many members are put in order at once."""
-TOP_K, TOP_P, FLOOR, INVERSE, WINDOW, REPETITION, COPY, VALUES, IDS, KEPT, KEPT_IDS = range(11)
+TOP_K, TOP_P, FLOOR, INVERSE, WINDOW, REPETITION, COPY, VALUES, IDS, KEPT, KEPT_IDS, PASSES = range(12)
 """Words of a plan: 0 or how many take part (int); top-p; log(min-p); 1 / temperature; how far below the best anything
 has weight; repetition penalty (floats); addresses of float32[vocabulary] for penalised logits, of float32 and int32
-[vocabulary + 16] for members and their places, and of the same for what is kept of a vocabulary and its ids."""
+[vocabulary + 16] for members and their places, and of the same for what is kept of a vocabulary and its ids; how often
+the last draw that looked through all gathered members."""
 PADDED, UNITS, INDICES = 16, 24, 40
 """Room for sixteen floats, int64 and int32."""
 FEW_VALUES, FEW_IDS, FEW_UNITS, SUMS = 64, 96, 160, 224

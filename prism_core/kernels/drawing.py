@@ -8,7 +8,8 @@ The order, the weights and their sums are those of `dealing` and `weights`. Of t
 
 with the products in float64. Mostly the best 64 tell the answer, beside the sum over all. Else a sample tells about
 where to look (`surveying`), a pass over all makes the sums exact and gathers what lies there (`sifting`), and the token
-is found among that (`dealing`). If it is not there, the sample was wrong, and more is gathered.
+is found among that (`dealing`). If it is not there, the sample was wrong, and more is gathered, of the side that the
+sums point to: once by a wider guess, then all of it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from prism_core.kernels.dealing import (
     KEPT,
     KEPT_IDS,
     PADDED,
+    PASSES,
     REPETITION,
     ROOM,
     TOP_K,
@@ -38,7 +40,7 @@ from prism_core.kernels.dealing import (
     reach,
 )
 from prism_core.kernels.jit import device, kernel
-from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32
+from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i64
 from prism_core.kernels.selection import few_highest
 from prism_core.kernels.sifting import EVEN_THE_BEST, NO_LIMIT, adopt, keep, lowest_within, sift
 from prism_core.kernels.simd import load_f32x16, store
@@ -54,8 +56,8 @@ MUCH = 4
 """If the members are less than one of so many parts, only they are looked at from then on."""
 ERRORS = 2.0
 """So many standard errors of the sample are looked into on either side."""
-WIDER = 4.0
-"""So many times wider is a guess after one that was wrong."""
+WIDER, MOST_ERRORS = 4.0, 8.0
+"""So many times wider is a guess after one that was wrong; after the widest, all is looked into that can still be."""
 _LOWEST, _HIGHEST = np.float32(-np.finfo(np.float32).max), np.float32(np.finfo(np.float32).max)
 
 
@@ -167,17 +169,23 @@ def _members(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Make members of what is around the one with which the running sum reaches its target: (how many, what they are to
     reach, the sum of those above them, whether there are none above). `every`: the sum of all, or -1."""
-    scale, total, squares = sample
-    best, errors = load_f32(plan + 8 * FEW_VALUES), ERRORS
+    best, over, under, errors = load_f32(plan + 8 * FEW_VALUES), NO_LIMIT, EVEN_THE_BEST, ERRORS
     while True:
-        low, high = bracket(plan, scale, best, inverse, total, squares, share, errors)
+        low, high = over, under
+        if errors <= MOST_ERRORS:
+            low, high = bracket(plan, sample, best, inverse, share, every, errors)
+            low, high = max(low, over), min(high, under)
+            if low >= high:
+                low, high = over, under
         added_before = every >= 0 and high == EVEN_THE_BEST
+        store_i64(plan + 8 * PASSES, word(plan, PASSES) + 1)
         added, above, count = sift(plan, values, size, best, 0.0 if added_before else inverse, low, high)
-        if every < 0:
+        if every < 0 and step != COUNT:
             every = added
         target = _target(step, plan, whole, every, uniform) - above
         if 0 < target <= _mass(plan, word(plan, VALUES), count, best, inverse):
             return count, target, above, high == EVEN_THE_BEST
+        over, under = (high, under) if target <= 0 else (over, low)
         errors *= WIDER
 
 
@@ -200,6 +208,7 @@ def _among_all(plan: Any, logits: Any, size: Any, whole: Any, uniform: Any) -> A
         _real(plan, FLOOR),
         -1,
     )
+    store_i64(plan + 8 * PASSES, 0)
     for step in range(3):
         if (step == COUNT and whole == size) or (step == CUT and top_p == 1):
             continue
@@ -220,9 +229,7 @@ def _among_all(plan: Any, logits: Any, size: Any, whole: Any, uniform: Any) -> A
         share, sample = _asked(step, plan, whole, size, uniform), (np.float32(0.0), 0.0, 0.0)
         if size > MANY:
             sample = survey(plan, values, size, inverse)
-            about = sample[1] * SAMPLED
-            if every >= 0:
-                share = min(uniform * np.float64(every) / about, 1.0)
+            about = np.float64(every) if every >= 0 else sample[1] * SAMPLED
             if step != COUNT and np.float64(_sum(plan, FEW)) >= share * about:
                 every = every if every >= 0 else _mass(plan, values, size, best, inverse)
                 token = _at_few(plan, step, whole, every, uniform)

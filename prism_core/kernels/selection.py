@@ -12,11 +12,24 @@ import numpy as np
 
 from prism_core.kernels.jit import device, kernel
 from prism_core.kernels.memory import load_f32, load_i64, load_u32, store_f32, store_i64
-from prism_core.kernels.simd import and_, as_i32x16, less, load_f32x16, max_lanes, maximum, select, splat_i32x16
+from prism_core.kernels.simd import (
+    and_,
+    as_i32x16,
+    less,
+    load_f32x16,
+    max_lanes,
+    maximum,
+    select,
+    splat_f32x16,
+    splat_i32x16,
+    sub,
+)
 
 BLOCK = 128
+PARTS, SAMPLED = 64, 64
+"""One of so many runs, of a logit of each part, is looked at beforehand."""
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
-_NOTHING = np.float32(-np.inf)
+_NOTHING, _INFINITE = np.float32(-np.inf), np.float32(np.inf)
 
 
 @device
@@ -61,13 +74,30 @@ def highest_of(logits: Any, size: Any) -> Any:
 
 
 @device
+def _reached_by_many(logits: Any, size: Any) -> Any:
+    """What at least `PARTS` logits reach, the highest of each part of a sample; -infinity if there are not many.
+
+    Known beforehand, it spares logits that rise all the way from being each among the highest for a while."""
+    if size < SAMPLED * PARTS:
+        return _NOTHING
+    lowest = splat_f32x16(_INFINITE)
+    for part in range(0, PARTS, 16):
+        top = load_f32x16(logits + 4 * part)
+        for at in range(part, size - PARTS + 1, SAMPLED * PARTS):
+            vector = load_f32x16(logits + 4 * at)
+            top = select(less(top, vector), vector, top)
+        lowest = select(less(top, lowest), top, lowest)
+    return -max_lanes(sub(splat_f32x16(np.float32(0.0)), lowest))
+
+
+@device
 def _take(
     logits: Any, begin: Any, end: Any, count: Any, ids: Any, values: Any, held: Any, least: Any
 ) -> tuple[Any, Any]:
-    """Insert what belongs among the highest; (how many are held, the lowest of them if they are `count`)."""
+    """Insert what belongs among the highest; (how many are held, what is to be reached, or passed once `count` are)."""
     for at in range(begin, end):
         value = load_f32(logits + 4 * at)
-        if held < count or value > least:
+        if value > least or (held < count and value == least):
             place = min(held, count - 1)
             while place > 0 and load_f32(values + 4 * (place - 1)) < value:
                 store_f32(values + 4 * place, load_f32(values + 4 * (place - 1)))
@@ -83,16 +113,18 @@ def _take(
 
 @device
 def few_highest(logits: Any, size: Any, count: Any, ids: Any, values: Any) -> Any:
-    """Write ids (int64) and values (float32) of the `count` highest of `size` float32 logits, 1 <= count <= size.
+    """Write ids (int64) and values (float32) of the `count` highest of `size` float32 logits, 1 <= count <= size and
+    count <= `PARTS`.
 
     Gives whether all logits are finite; if not, what is written means nothing.
     """
-    held, least = 0, _NOTHING
+    held, least = 0, _reached_by_many(logits, size)
     worst = splat_i32x16(0)
     whole = size - size % BLOCK
     for begin in range(0, whole, BLOCK):
         top, worst = _block(logits + 4 * begin, worst)
-        if held < count or max_lanes(top) > least:
+        reached = max_lanes(top)
+        if reached > least or (held < count and reached == least):
             held, least = _take(logits, begin, begin + BLOCK, count, ids, values, held, least)
     _take(logits, whole, size, count, ids, values, held, least)
     return max_lanes(worst) < _INFINITY and _finite(logits, whole, size)

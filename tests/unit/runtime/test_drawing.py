@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from prism_core import TemperatureSampler
-from prism_core.kernels.dealing import FEW, SMALL
+from prism_core.kernels import selection
+from prism_core.kernels.dealing import FEW, PASSES, SMALL
 from prism_core.kernels.drawing import MANY
 from prism_core.kernels.surveying import SAMPLED
 from prism_core.kernels.weights import BLOCK, LANES
@@ -41,6 +42,11 @@ KINDS = {
     "zeros": lambda rng, size: np.where(rng.random(size) < 0.5, -0.0, 0.0),
     "higher where one looks": lambda rng, size: rng.standard_normal(size) + 3 * sampled(size),
     "lower where one looks": lambda rng, size: rng.standard_normal(size) - 3 * sampled(size),
+    "nothing where one looks": lambda rng, size: rng.standard_normal(size) * 1e-3 - 1000 * sampled(size),
+    "all where one looks": lambda rng, size: rng.standard_normal(size) * 1e-3 - 10 * ~sampled(size),
+    "rising": lambda rng, size: np.sort(rng.standard_normal(size)),
+    "falling evenly": lambda rng, size: np.arange(size) * -rng.choice([1e-4, 1e-3]),
+    "far apart": lambda rng, size: rng.choice([-TOP, -1e38, 0.0, 1e38, TOP], size),
     "far below": lambda rng, size: np.where(np.arange(size) == size // 2, 40.0, rng.standard_normal(size)),
 }
 SIZES = [1, 2, 15, 16, 17, SMALL - 1, SMALL, SMALL + 1, 2 * FEW, 1000, BLOCK, MANY, MANY + 1, 5000, 30_001, 100_000]
@@ -67,6 +73,45 @@ def test_a_draw_is_that_of_the_full_order(kind, size):
         for uniform in (rng.random(), 0.0, 1 - 2**-53):
             expected = exact.draw(logits, uniform, **asked)
             assert drawn(logits, uniform, **asked) == expected, (seed, trial, asked, uniform)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_that_misleads_costs_few_passes(kind):
+    """Two guesses and then whatever is left, for each of at most three steps."""
+    seed = 6
+    rng = np.random.default_rng(seed)
+    for size in (MANY + 1, 30_001, 100_000):
+        for _ in range(4):
+            logits = KINDS[kind](rng, size).astype(F32)
+            for asked in ((0, 1.0, 0.0), (0, 0.95, 0.0), (0, 1 - 2**-24, 0.0), (size // 3, 0.9, 1e-3)):
+                plan = Plan(size, *asked, 1.0, Penalties(1.0, 0.0, 0.0))
+                for uniform in (0.0, 0.3, 0.6, 0.9, 0.99, 1 - 2**-53):
+                    plan.draw(plan.address, logits.ctypes.data, size, -1, 0, 0, uniform)
+                    steps = (asked[0] > 0) + (asked[1] < 1) + 1
+                    assert plan._words[PASSES] <= 3 * steps, (seed, size, asked, uniform)
+
+
+@pytest.mark.parametrize("size", [selection.SAMPLED * selection.PARTS + more for more in (-1, 0, 1, 63, 64, 5000)])
+def test_the_few_best_are_found_wherever_they_are(size):
+    """A sample tells what they reach at least: they may be in it, outside it, or all equal what it tells."""
+    seed = size
+    rng = np.random.default_rng(seed)
+    looked_at = np.arange(size) // selection.PARTS % selection.SAMPLED == 0
+    for logits in (
+        looked_at * 1.0,
+        looked_at * -1.0,
+        np.where(looked_at, 2.0, rng.standard_normal(size)),
+        np.where(looked_at, -2.0, rng.integers(-3, 3, size)),
+        np.arange(size),
+        -np.arange(size),
+        np.full(size, -TOP),
+        np.where(rng.random(size) < 40 / size, 0.0, -TOP),
+    ):
+        logits = logits.astype(F32)
+        for top_k in (1, 2, FEW - 1, FEW):
+            for uniform in (0.0, 0.5, 1 - 2**-53):
+                asked = {"top_k": top_k, "temperature": 1e30}
+                assert drawn(logits, uniform, **asked) == exact.draw(logits, uniform, **asked), (seed, top_k)
 
 
 def test_the_weights_are_those_of_the_softmax():
