@@ -166,14 +166,15 @@ def _mass(plan: Any, values: Any, size: Any, best: Any, inverse: Any) -> Any:
 def _members(
     plan: Any, values: Any, size: Any, inverse: Any, step: Any, whole: Any, uniform: Any, every: Any, share: Any,
     sample: Any,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+) -> tuple[Any, Any, Any, Any, Any, Any]:  # fmt: skip
     """Make members of what is around the one with which the running sum reaches its target: (how many, what they are to
-    reach, the sum of those above them, whether there are none above). `every`: the sum of all, or -1."""
+    reach, the sum of those above them, of them, of all, whether there are none above). `every`: the sum to draw from
+    if it is known, or -1."""
     best, over, under, errors = load_f32(plan + 8 * FEW_VALUES), NO_LIMIT, EVEN_THE_BEST, ERRORS
     while True:
         low, high = over, under
         if errors <= MOST_ERRORS:
-            low, high = bracket(plan, sample, best, inverse, share, every, errors)
+            low, high = bracket(plan, sample, best, inverse, share, errors)
             low, high = max(low, over), min(high, under)
             if low >= high:
                 low, high = over, under
@@ -183,8 +184,9 @@ def _members(
         if every < 0 and step != COUNT:
             every = added
         target = _target(step, plan, whole, every, uniform) - above
-        if 0 < target <= _mass(plan, word(plan, VALUES), count, best, inverse):
-            return count, target, above, high == EVEN_THE_BEST
+        inside = _mass(plan, word(plan, VALUES), count, best, inverse)
+        if 0 < target <= inside:
+            return count, target, above, inside, every, high == EVEN_THE_BEST
         over, under = (high, under) if target <= 0 else (over, low)
         errors *= WIDER
 
@@ -202,12 +204,8 @@ def _at_few(plan: Any, step: Any, whole: Any, every: Any, uniform: Any) -> Any:
 def _among_all(plan: Any, logits: Any, size: Any, whole: Any, uniform: Any) -> Any:
     """The token, by looking through all logits: for top-k, for top-p and for the draw."""
     values, ids, limit, last, best = logits, np.int64(0), NO_LIMIT, np.int64(-1), load_f32(plan + 8 * FEW_VALUES)
-    worst, top_p, floor, held = (
-        load_f32(plan + 8 * FEW_VALUES + 4 * (FEW - 1)),
-        _real(plan, TOP_P),
-        _real(plan, FLOOR),
-        -1,
-    )
+    worst, top_p = load_f32(plan + 8 * FEW_VALUES + 4 * (FEW - 1)), _real(plan, TOP_P)
+    floor, held, total = _real(plan, FLOOR), -1, np.int64(1)
     store_i64(plan + 8 * PASSES, 0)
     for step in range(3):
         if (step == COUNT and whole == size) or (step == CUT and top_p == 1):
@@ -229,18 +227,20 @@ def _among_all(plan: Any, logits: Any, size: Any, whole: Any, uniform: Any) -> A
         share, sample = _asked(step, plan, whole, size, uniform), (np.float32(0.0), 0.0, 0.0)
         if size > MANY:
             sample = survey(plan, values, size, inverse)
-            about = np.float64(every) if every >= 0 else sample[1] * SAMPLED
+            about = sample[1] * SAMPLED
+            if every >= 0:
+                share, about = uniform * np.float64(every) / np.float64(total), np.float64(total)
             if step != COUNT and np.float64(_sum(plan, FEW)) >= share * about:
                 every = every if every >= 0 else _mass(plan, values, size, best, inverse)
                 token = _at_few(plan, step, whole, every, uniform)
                 if token >= 0:
                     return token
-        count, target, above, all_above = _members(
+        count, target, above, inside, total, all_above = _members(
             plan, values, size, inverse, step, whole, uniform, every, share, sample
         )
         if all_above and MUCH * count < size:
             adopt(plan, ids, count)
-            values, ids, size = word(plan, KEPT), word(plan, KEPT_IDS), count
+            values, ids, size, total = word(plan, KEPT), word(plan, KEPT_IDS), count, inside
         limit, last, reached = reach(plan, count, best, inverse, target)
         held = above + reached if step == CUT else -1
     return load_i32(ids + 4 * last) if ids != 0 else last

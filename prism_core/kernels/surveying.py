@@ -104,23 +104,20 @@ def _note_spread(plan: Any, scale: Any, best: Any, inverse: Any) -> tuple[Any, A
 
 
 @device
-def bracket(plan: Any, sample: Any, best: Any, inverse: Any, share: Any, every: Any, errors: Any) -> tuple[Any, Any]:
+def bracket(plan: Any, sample: Any, best: Any, inverse: Any, share: Any, errors: Any) -> tuple[Any, Any]:
     """(low, high), between which a share of the sum is reached if the sample is not wrong by more than so many standard
-    errors, nor by as many of its members. `every`: the sum of all, or -1 if there is only the sample to tell it."""
+    errors, nor by as many of its members."""
     scale, total, squares = sample
-    aim = share * (total if every < 0 else np.float64(every) / SAMPLED)
     low, high, running, before, above = NO_LIMIT, EVEN_THE_BEST, 0.0, 0.0, 0.0
     if scale > 0:
         for bucket in range(BUCKETS - 1):
             running += np.float64(word(plan, SUMS + bucket))
             before += np.float64(load_f32(plan + 8 * SQUARES + 4 * bucket))
-            variance = before
-            if every < 0:
-                variance = (1 - share) ** 2 * before + share**2 * max(squares - before, 0.0)
+            variance = (1 - share) ** 2 * before + share**2 * max(squares - before, 0.0)
             doubt = errors * (math.sqrt(variance) + np.float64(load_f32(plan + 8 * HEAVIEST + 4 * bucket)))
-            if running + doubt <= aim:
+            if running + doubt <= share * total:
                 high, above = _edge(best, scale, bucket + _HALF), running
-            if running - doubt >= aim:
+            if running - doubt >= share * total:
                 low = _edge(best, scale, bucket + _HALF)
                 break
     if high < best:
