@@ -70,7 +70,7 @@ def warm(pool: Pool) -> list[int]:
 
 
 def check_footprint(pool: Pool, before: list[int]) -> None:
-    """Nothing grows with the turns. A worker's loop, flusher, heart and line may each hold a connection, or share one."""
+    """Nothing grows with the turns. A worker has four users of connections: loop, flusher, heart, and a turn's line."""
     for then, now in zip(before, descriptors(pool), strict=True):
         assert now <= then + 3
     assert pool.redis.info("clients")["connected_clients"] <= sum(before)
