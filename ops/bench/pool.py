@@ -209,7 +209,8 @@ def bench_pool(
         say("submit to first token")
         figures += bench.overhead(rounds)
         say("decode beside the bare Runtime")
-        figures += bench.decode(max(3, rounds // 2), 128)
+        # A single ratio swings by a tenth on a shared machine: many short pairs say more than few long ones.
+        figures += bench.decode(5 * rounds, 64)
         say("cancellation")
         figures += bench.cancel(rounds)
         what = "takeover gap after {}, beyond re-prefill, {}"
