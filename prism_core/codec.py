@@ -9,8 +9,6 @@ read.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
 from typing import Any, NoReturn
 
 import msgpack
@@ -25,11 +23,7 @@ MAX_BYTES = 64 << 20
 MAX_DEPTH = 32
 """Deepest nesting of lists and maps."""
 
-KEPT_BYTES = 1 << 20
-"""A packer that has written more is given up: it would keep as much memory for as long as its thread lives."""
-
-_LEAVES = frozenset({type(None), bool, int, float, str, bytes})
-_KEYS = frozenset({str})
+_SCALARS = (type(None), bool, int, float, str, bytes)
 
 
 class CodecError(PrismError, ValueError):
@@ -40,28 +34,12 @@ def pack(value: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     """`value` as msgpack bytes. Tuples are refused, because they would come back as lists; `CodecError` says where."""
     _check(value, 0)
     try:
-        data: bytes = _own.packer.pack(value)
+        data: bytes = msgpack.packb(value, use_bin_type=True, strict_types=True)
     except (TypeError, ValueError, OverflowError) as error:
-        _own.renew()  # whatever it had written before the error goes with it
         raise CodecError(f"cannot be written as msgpack: {error}") from error
-    if len(data) > KEPT_BYTES:
-        _own.renew()
     if len(data) > max_bytes:
         raise CodecError(f"a value of {len(data)} bytes is over the limit of {max_bytes}")
     return data
-
-
-class _Own(threading.local):
-    """A packer for each thread: to make one costs more than to pack an event of a stream."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        self.packer = msgpack.Packer(use_bin_type=True, strict_types=True)
-
-
-_own = _Own()
 
 
 def unpack(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
@@ -102,20 +80,19 @@ def _check(value: Any, depth: int) -> None:
     if kind is list:
         if depth >= MAX_DEPTH:
             raise CodecError(f"nested deeper than {MAX_DEPTH} levels")
-        _check_items(value, depth)
+        # A list of token ids is the common case by far: one C-speed test instead of a call for each element.
+        if not set(map(type, value)) <= _LEAVES:
+            for item in value:
+                _check(item, depth + 1)
     elif kind is dict:
         if depth >= MAX_DEPTH:
             raise CodecError(f"nested deeper than {MAX_DEPTH} levels")
-        if not set(map(type, value)) <= _KEYS:
-            key = next(key for key in value if type(key) is not str)
-            raise CodecError(f"the map key {key!r} is no string")
-        _check_items(value.values(), depth)
+        for key, item in value.items():
+            if type(key) is not str:
+                raise CodecError(f"the map key {key!r} is no string")
+            _check(item, depth + 1)
     elif kind not in _LEAVES:
         raise CodecError(f"{kind.__name__} is not part of this codec")
 
 
-def _check_items(items: Collection[Any], depth: int) -> None:
-    # Token ids, and maps of nothing but scalars, are the common case by far: one test instead of a call for each.
-    if not set(map(type, items)) <= _LEAVES:
-        for item in items:
-            _check(item, depth + 1)
+_LEAVES = frozenset(_SCALARS)
