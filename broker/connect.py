@@ -32,6 +32,7 @@ from broker import embedded, keys
 from broker.embedded import Embedded
 from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from broker.failures import translated
+from broker.wire import uncounted
 
 __all__ = ["Connection", "connect", "connect_async", "shown"]
 
@@ -129,7 +130,7 @@ def _open(url: str, share: Embedded | None, tries: int, options: dict[str, Any])
     else:
         try:
             pool = redis.ConnectionPool.from_url(url, **settings)
-            pool.connection_class(**pool.connection_kwargs)
+            uncounted(pool)
         except (ValueError, TypeError) as error:  # TypeError: an option that redis-py does not know
             raise BrokerUnsuitable(f"broker URL {shown(url)!r}: {error}") from error
     for option, needed in _FORM.items():
@@ -223,7 +224,7 @@ def _examine(client: redis.Redis, url: str) -> list[str]:
 
 def _knock(pool: redis.ConnectionPool) -> None:
     """One try without back-off: a refused password stays refused, and redis-py would try it again."""
-    probe: Any = pool.connection_class(**pool.connection_kwargs)  # not one of the pool's, which counts its own
+    probe = uncounted(pool)
     probe.retry = Retry(NoBackoff(), 0)
     try:
         probe.connect()

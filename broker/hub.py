@@ -21,7 +21,7 @@ import redis
 from redis.exceptions import RedisError
 
 from broker.errors import ClientClosed
-from broker.wire import Replies, command
+from broker.wire import Replies, command, uncounted
 
 __all__ = ["Hub", "Subscription"]
 
@@ -162,8 +162,7 @@ class Hub:
 
     def _run(self) -> None:
         failures = 0
-        # Not the pool's: that counts what it makes, up to its limit, and this one never goes back.
-        connection: Any = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection = uncounted(self._pool)
         while not self._closed:
             try:
                 connection.connect()

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MAX_REPLY_BYTES", "Replies", "command", "words"]
+from redis import ConnectionPool
+
+__all__ = ["MAX_REPLY_BYTES", "Replies", "command", "uncounted", "words"]
 
 MAX_REPLY_BYTES = 64 << 20
+
+
+def uncounted(pool: ConnectionPool) -> Any:
+    """A connection like those of the pool, but none of them: a pool counts what it makes, up to its limit."""
+    return pool.connection_class(**pool.connection_kwargs)
 
 
 def command(*each: str) -> bytes:

@@ -114,8 +114,6 @@ class Flusher:
 
     def wait_for_room(self, check: Callable[[], None]) -> None:
         """Returns once there is room for another event; `check` is called each 100 ms meanwhile and may raise."""
-        if self._away_since is None and self._put_count - self._done_count < self._buffer_events:
-            return
         while not self._has_room():
             if self._cancellation.is_cancelled:
                 raise Cancelled("the turn was stopped while it waited for the broker")

@@ -11,6 +11,7 @@ import pytest
 
 from broker.embedded import find_server
 from tests.brokers import PrivateBroker
+from tests.conformance.proxy import LossyProxy
 from tests.conformance.rig import Rig
 
 
@@ -53,3 +54,13 @@ def rig(server: PrivateBroker) -> Iterator[Rig]:
     rig = Rig(server.url)
     yield rig
     rig.close()
+
+
+@pytest.fixture
+def lossy(server: PrivateBroker) -> Iterator[LossyProxy]:
+    """An empty pool whose every reply passes a proxy that can lose it."""
+    server.flush()
+    with tempfile.TemporaryDirectory(prefix="pz") as folder:
+        proxy = LossyProxy(Path(folder) / "p", server.socket)
+        yield proxy
+        proxy.close()

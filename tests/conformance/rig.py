@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError, TimeoutError
+from redis.retry import Retry
 
 from broker import calls, events, keys
 from broker.answers import Claim, Outcome
@@ -21,6 +24,8 @@ from broker.transcript import TurnCommit, TurnRecord
 CONFIG = PoolConfig(lease_ms=60_000, overdue_ms=100, preempt_ms=100)
 """No lease lapses while a test runs, unless the test makes it (`lapse`)."""
 MODEL = "toy+a8.1"
+QUICK = Retry(ConstantBackoff(0.001), 4, (ConnectionError, TimeoutError, OSError))
+"""The product's tries without its waits."""
 
 
 class Rig:

@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from broker.errors import BrokerFull, BrokerUnavailable
 from broker.store import WorkerStore
 from tests.brokers import PrivateBroker
 from tests.conformance.proxy import LossyProxy, RudeProxy
-from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, tokens
-from tests.conformance.test_lost_replies import QUICK
+from tests.conformance.rig import QUICK, Rig, begin, check_settled, check_stream, emit, end, must_take, tokens
 from tests.pool import wait_for
 
 
@@ -156,15 +155,6 @@ def test_threads_that_append_side_by_side_have_a_line_each(rig: Rig) -> None:
         assert tokens(rig.log(claim.request)) == list(range(1, 60))
         check_stream(rig.log(claim.request))
     check_settled(rig)
-
-
-@pytest.fixture
-def lossy(server: PrivateBroker) -> Iterator[LossyProxy]:
-    server.flush()
-    with tempfile.TemporaryDirectory(prefix="pz") as folder:
-        proxy = LossyProxy(Path(folder) / "p", server.socket)
-        yield proxy
-        proxy.close()
 
 
 def test_a_reply_that_a_line_loses_is_asked_for_again(lossy: LossyProxy) -> None:

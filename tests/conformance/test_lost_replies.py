@@ -4,22 +4,15 @@ turn."""
 from __future__ import annotations
 
 import random
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-import pytest
-from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError, TimeoutError
-from redis.retry import Retry
 
 from broker import events, keys
 from broker.config import PoolConfig
 from broker.lua import Scripts
 from tests.brokers import PrivateBroker
 from tests.conformance.proxy import LossyProxy
-from tests.conformance.rig import Rig, begin, check_settled, check_stream, emit, end, must_take, play, tokens
+from tests.conformance.rig import QUICK, Rig, begin, check_settled, check_stream, emit, end, must_take, play, tokens
 from tests.pool import wait_for
 
 
@@ -113,9 +106,6 @@ def life_of_a_pool(rig: Rig, double: Callable[[Rig, Any], None] = lambda rig, wo
     return {name: tokens(stream) for name, stream in streams.items()}
 
 
-QUICK = Retry(ConstantBackoff(0.001), 4, (ConnectionError, TimeoutError, OSError))
-"""The product's tries without its waits."""
-
 TOKENS = {"plain": [1, 2], "first": [3, 4], "second": [], "third": [], "line": [5, 6, 7], "late": []}
 
 
@@ -133,15 +123,6 @@ def test_a_pool_whose_every_call_is_made_twice(rig: Rig) -> None:
         worker.append = lambda *arguments: (append(*arguments), append(*arguments))[1]
 
     assert life_of_a_pool(rig, double) == TOKENS
-
-
-@pytest.fixture
-def lossy(server: PrivateBroker) -> Iterator[LossyProxy]:
-    server.flush()
-    with tempfile.TemporaryDirectory(prefix="pz") as folder:
-        proxy = LossyProxy(Path(folder) / "p", server.socket)
-        yield proxy
-        proxy.close()
 
 
 def test_each_reply_of_a_pool_s_life_lost_once(lossy: LossyProxy, server: PrivateBroker) -> None:
