@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 
 from prism_core.kernels.jit import device
-from prism_core.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
+from prism_core.kernels.memory import f32_bits, load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
 from prism_core.kernels.simd import (
     equal,
     load_f32x16,
@@ -157,39 +157,38 @@ def _passed(plan: Any, target: Any) -> tuple[Any, Any]:
 
 
 @device
-def _key(values: Any, at: Any, spare: Any) -> Any:
-    """An integer that is the less, the higher the value is; equal for both zeros."""
-    store_f32(spare, _ZERO - load_f32(values + 4 * at))
-    bits = load_i32(spare)
-    return bits ^ 0x7FFFFFFF if bits < 0 else bits
+def ordered(value: Any) -> Any:
+    """An integer that is the greater, the higher the float32; the same for both zeros."""
+    bits = f32_bits(value)
+    return bits if bits <= 0x7FFFFFFF else 0x80000000 - bits
 
 
 @device
 def _narrow(plan: Any, count: Any, best: Any, inverse: Any, target: Any) -> tuple[Any, Any]:
     """Leave only members among which the running sum reaches `target`, equals or few; (how many, what they are to
     reach)."""
-    values, ids, sums, spare = word(plan, VALUES), word(plan, IDS), plan + 8 * SUMS, plan + 8 * INDICES
+    values, ids, sums = word(plan, VALUES), word(plan, IDS), plan + 8 * SUMS
     while count > SMALL:
-        first = last = _key(values, 0, spare)
+        first = last = ordered(load_f32(values))
         for at in range(count):
-            key = _key(values, at, spare)
-            first, last = min(first, key), max(last, key)
+            order = ordered(load_f32(values + 4 * at))
+            first, last = max(first, order), min(last, order)
         if first == last:
             break
         shift = 0
-        while (last - first) >> shift >= BUCKETS:
+        while (first - last) >> shift >= BUCKETS:
             shift += 1
         for at in range(BUCKETS):
             store_i64(sums + 8 * at, 0)
         for at in range(0, count, LANES):
             store(plan + 8 * UNITS, units(load_f32x16(values + 4 * at), best, inverse))
             for lane in range(min(LANES, count - at)):
-                place = sums + 8 * ((_key(values, at + lane, spare) - first) >> shift)
+                place = sums + 8 * ((first - ordered(load_f32(values + 4 * (at + lane)))) >> shift)
                 store_i64(place, load_i64(place) + word(plan, UNITS + lane))
         bucket, target = _passed(plan, target)
         kept = 0
         for at in range(count):
-            if (_key(values, at, spare) - first) >> shift == bucket:
+            if (first - ordered(load_f32(values + 4 * at))) >> shift == bucket:
                 _move(values, ids, at, kept)
                 kept += 1
         count = kept

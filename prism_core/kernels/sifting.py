@@ -21,12 +21,12 @@ from prism_core.kernels.dealing import (
     TAIL,
     VALUES,
     lanes_set,
+    ordered,
 )
 from prism_core.kernels.jit import device
 from prism_core.kernels.loads import constant, i32x8
 from prism_core.kernels.memory import (
     bits_f32,
-    f32_bits,
     load_f32,
     load_i32,
     store_f32,
@@ -193,13 +193,6 @@ def adopt(plan: Any, ids: Any, count: Any) -> None:
 
 
 @device
-def _ordered(value: Any) -> Any:
-    """An integer that is the greater, the higher the float32; the same for both zeros."""
-    bits = f32_bits(value)
-    return bits if bits <= 0x7FFFFFFF else 0x80000000 - bits
-
-
-@device
 def _float(order: Any) -> Any:
     return bits_f32(order if order >= 0 else 0x80000000 - order)
 
@@ -207,7 +200,7 @@ def _float(order: Any) -> Any:
 @device
 def lowest_within(best: Any, floor: Any) -> Any:
     """The lowest logit whose difference from the best, in float32, is at least `floor`."""
-    within, below = _ordered(best), _ordered(NO_LIMIT)
+    within, below = ordered(best), ordered(NO_LIMIT)
     while within - below > 1:
         middle = (within + below) >> 1
         if np.float64(_float(middle) - best) >= floor:
@@ -220,7 +213,7 @@ def lowest_within(best: Any, floor: Any) -> Any:
 @device
 def keep(plan: Any, values: Any, ids: Any, size: Any, limit: Any, last: Any) -> Any:
     """Keep what is above `limit`, or equal and at place `last` or before: how many. `ids` may be 0, for the places."""
-    found, before = np.int64(0), _float(_ordered(limit) - 1)
+    found, before = np.int64(0), _float(ordered(limit) - 1)
     for begin in range(0, size, BLOCK):
         source, count = _block(plan, values, begin, size)
         beyond, hits = splat_f32x16(before if begin + count - 1 <= last else limit), np.int64(0)
