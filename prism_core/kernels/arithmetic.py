@@ -145,7 +145,7 @@ def select(_context: Any, mask: Any, a: Any, b: Any) -> Any:
 def _reduce(combine: Callable[[Any, Vector, Any, Any], Any]) -> Any:
     @intrinsic
     def reduction(_context: Any, a: Any) -> Any:
-        if not isinstance(a, Vector) or a.element not in ("f32", "i32"):
+        if not isinstance(a, Vector) or a.element not in ("f64", "f32", "i32"):
             return None
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -156,7 +156,7 @@ def _reduce(combine: Callable[[Any, Vector, Any, Any], Any]) -> Any:
             value = builder.extract_element(value, ir.Constant(I32, 0))
             return value if a.is_float else builder.sext(value, ir.IntType(64))
 
-        return (types.float32 if a.is_float else types.int64)(a), generate
+        return a.number(a), generate
 
     return reduction
 
@@ -181,7 +181,7 @@ def _byte_pairs(result: str, emit: Any) -> Any:
     def operation(_context: Any, a: Any, b: Any) -> Any:
         if not isinstance(a, Vector) or a is not b or a.element != ("i16" if result == "i32" else "i8"):
             return None
-        kind = vector(result, a.lanes if result == a.element else a.lanes // 2)
+        kind = vector(result, a.lanes // 2)
         return kind(a, b), lambda context, builder, signature, arguments: emit(builder, *arguments)
 
     return operation
@@ -191,8 +191,6 @@ maddubs = _byte_pairs("i16", forms.maddubs)
 """Unsigned bytes of a times signed bytes of b, neighbours added to int16; the sums must fit."""
 maddwd = _byte_pairs("i32", forms.maddwd)
 """int16 times int16, neighbours added to int32."""
-sign = _byte_pairs("i8", forms.sign)
-"""Bytes of a, negated where b is negative and 0 where b is 0."""
 
 
 @intrinsic
@@ -230,4 +228,4 @@ def _dot(emit: Any) -> Any:
 dot_us = _dot(forms.dot_us)
 """total + sums of 4 products per int32 lane, bytes of a unsigned, of b signed."""
 dot_ss = _dot(forms.dot_ss)
-"""total + sums of 4 products per int32 lane, all bytes signed, those of b above -128."""
+"""total + sums of 4 products per int32 lane, all bytes signed."""

@@ -11,6 +11,7 @@ import functools
 from typing import ClassVar
 
 from prism_core.gguf.types import TensorType
+from prism_core.kernels.coding import A8, A8_PARTED
 from prism_core.kernels.dense import Dense
 from prism_core.kernels.families import Bytes, Family
 from prism_core.kernels.layout import Layout
@@ -23,6 +24,7 @@ from prism_core.kernels.tiles import family_of
 _UNSIGNED_FULL = target().vnni
 """Whether codes of 8 bits are best kept unsigned (vpdpbusd), or signed (every other form)."""
 
+_FULL_CODING = A8_PARTED if target().x86 and target().ssse3 and not _UNSIGNED_FULL else A8
 
 _WIDE = target().avx512
 """Streams and prefetches below were chosen on AVX2; what was not measured with AVX-512 stays as it is elsewhere."""
@@ -116,7 +118,7 @@ class Q80(Block32):
     block_bytes = 8 * 34
     fields = ((2, 2), (32, 4))
     largest = 255
-    signed = not _UNSIGNED_FULL
+    signed, coding = not _UNSIGNED_FULL, _FULL_CODING
     offset = 128 if _UNSIGNED_FULL else 0
 
     def codes(self, place: Place, part: int) -> list[Lanes]:
@@ -129,7 +131,7 @@ class IQ4NL(Block32):
     block_bytes = 8 * 18
     fields = ((2, 2), (16, 4))
     largest = 255
-    signed = not _UNSIGNED_FULL
+    signed, coding = not _UNSIGNED_FULL, _FULL_CODING
     offset = 128 if _UNSIGNED_FULL else 0
     _levels: ClassVar = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 

@@ -6,6 +6,15 @@ A token is a run of 48-byte records, one per 32 values:
 
     q int8[32] | d float32 | d * sum float32 | -sum int32 | -(sum of the last 16) int32
 
+A8_PARTED: the same q and d with sizes and signs apart, for codes with a sign where a processor multiplies only unsigned
+by signed bytes. Records of 72 bytes, in which s is -1 where q is negative, else 0, and N is the sum of |q| there:
+
+    |q| uint8[32] | d float32 | LIFT + N int32 | s int8[32]
+
+For any code c, c ^ s is c or -c - 1, so sum(c * q) = sum((c ^ s) * |q|) + N: no code has to be negated, which could
+overflow and which only some of a processor's units can do. LIFT is the integer whose bits are those of the float32
+1.5 * 2^23: sums of magnitude below 2^22 that start there are the bits of float32 values, and need no conversion.
+
 F32: the vector itself; a kernel of this coding may be given the plain activations with their own stride.
 
 The vectors must be finite: other values give meaningless records, never an access out of bounds.
@@ -26,6 +35,12 @@ A8_BLOCK = 32
 A8_RECORD = 48
 A8_SCALE, A8_SCALED_SUM, A8_NEGATED_SUM, A8_NEGATED_HIGH_SUM = 32, 36, 40, 44
 """Bytes of a record, and where its numbers stand."""
+
+PARTED_RECORD = 72
+PARTED_START, PARTED_SIGNS = 36, 40
+"""Bytes of a parted record, and where its own fields stand; the scale is at `A8_SCALE`."""
+LIFT, LIFTED = 0x4B400000, 1.5 * 2.0**23
+"""The same 32 bits as an integer and as a float32."""
 
 ENCODE = "void(int64, int64, int64, int64, int64, int64)"
 _TINY = np.float32(2.0**-118)
@@ -85,6 +100,30 @@ def encode_a8(x: Any, cols: Any, n_tokens: Any, x_stride: Any, out: Any, out_str
             record += A8_RECORD
 
 
+@device
+def parted32(x: Any) -> Any:
+    """32 float32 at `x` -> (|q| i8x32, i8x32 of -1 where q is negative, else 0, d, the sum of |q| where it is)."""
+    a, b, c, d, scale = quantize32(x)
+    q = simd.narrow_i8(simd.concat(simd.concat(a, b), simd.concat(c, d)))
+    size, signs = simd.absolute(q), simd.less(q, simd.splat_i8x32(0))
+    negated = simd.sum_lanes(simd.maddwd(simd.maddubs(size, signs), simd.splat_i16x16(1)))
+    return size, signs, scale, -negated
+
+
+@entry(ENCODE)
+def encode_a8_parted(x: Any, cols: Any, n_tokens: Any, x_stride: Any, out: Any, out_stride: Any) -> None:
+    for token in range(n_tokens):
+        source, record = x + token * x_stride, out + token * out_stride
+        for _ in range(cols // A8_BLOCK):
+            size, signs, scale, negative = parted32(source)
+            simd.store(record, size)
+            memory.store_f32(record + A8_SCALE, scale)
+            memory.store_i32(record + PARTED_START, LIFT + negative)
+            simd.store(record + PARTED_SIGNS, signs)
+            source += 4 * A8_BLOCK
+            record += PARTED_RECORD
+
+
 @entry(ENCODE)
 def encode_f32(x: Any, cols: Any, n_tokens: Any, x_stride: Any, out: Any, out_stride: Any) -> None:
     for token in range(n_tokens):
@@ -95,9 +134,14 @@ def _a8_bytes(cols: int) -> int:
     return spread(cols // A8_BLOCK * A8_RECORD)
 
 
+def _parted_bytes(cols: int) -> int:
+    return spread(cols // A8_BLOCK * PARTED_RECORD)
+
+
 def _f32_bytes(cols: int) -> int:
     return spread(4 * cols)
 
 
 A8 = Coding("a8", A8_BLOCK, _a8_bytes, encode_a8)
+A8_PARTED = Coding("a8_parted", A8_BLOCK, _parted_bytes, encode_a8_parted)
 F32 = Coding("f32", 1, _f32_bytes, encode_f32)

@@ -21,7 +21,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prism_core.kernels import forms
-from prism_core.kernels.coding import A8_NEGATED_HIGH_SUM, A8_NEGATED_SUM, A8_SCALE, A8_SCALED_SUM
+from prism_core.kernels.coding import (
+    A8_NEGATED_HIGH_SUM,
+    A8_NEGATED_SUM,
+    A8_SCALE,
+    A8_SCALED_SUM,
+    LIFT,
+    LIFTED,
+    PARTED_SIGNS,
+    PARTED_START,
+)
 from prism_core.kernels.layout import Layout
 from prism_core.kernels.staging import Lanes, Place, filled, fused, kept
 from prism_core.kernels.target import target
@@ -34,10 +43,14 @@ Codes = Sequence[Callable[[int], Lanes]]
 def integer_sums(layout: Layout, codes: Codes, acts: list[Place], chains: int) -> list[list[list[Lanes]]]:
     """[v][token] -> `scales_per_32` vectors of exact int32 sums of (code - offset) * q, over equal parts of 32 columns.
 
+    With parted activations they are `LIFT` more.
+
     Sums are kept in at least `chains` chains of dependent instructions: 2 hides their latency where few are in flight.
     """
     parts = layout.scales_per_32
     now = target()
+    if layout.parted:
+        return _chained(layout, forms.dot_parted, codes, acts, chains)
     if now.vnni or (now.dotprod and layout.largest < 128):
         dot = forms.dot_us if now.vnni else forms.dot_ss
         return _chained(layout, dot, codes, acts, max(chains, parts))
@@ -62,8 +75,10 @@ def _in_order(codes: Codes, acts: list[Place]) -> Any:
 
 
 def _offsets(layout: Layout, act: Place, kind: Any) -> list[Lanes]:
-    """What the sums start from: -offset times the sum of the activations, for each part."""
+    """What the sums start from, for each part: -offset times the activations' sum, or where `A8_PARTED` lets them."""
     zero = filled(act.builder, kind, 0)
+    if layout.parted:
+        return [act.repeat(kind, PARTED_START)]
     if not layout.offset:
         return [zero] * layout.scales_per_32
     shift = layout.offset.bit_length() - 1
@@ -90,6 +105,7 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
     zero, keep = filled(acts[0].builder, kind, 0), _in_order(codes, acts)
     starts = [_offsets(layout, act, kind) for act in acts]
     first_of_part = chains // parts
+    fields = [0, PARTED_SIGNS] if layout.parted else [0]
     sums = [
         [[start[i // first_of_part] if i % first_of_part == 0 else zero for i in range(chains)] for start in starts]
         for _ in codes
@@ -97,11 +113,11 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
     for j in range(8):
         each = [of(j) for of in codes]
         for token, act in enumerate(acts):
-            q = act.repeat(bytes_, 4 * j)
+            values = [act.repeat(bytes_, field + 4 * j).value for field in fields]
             for v, code in enumerate(each):
                 chain = sums[v][token]
                 before = chain[j * chains // 8]
-                total = Lanes(q.builder, kind, dot(q.builder, before.value, code.value, q.value))
+                total = Lanes(act.builder, kind, dot(act.builder, before.value, code.value, *values))
                 chain[j * chains // 8] = keep(total)
     return [[_merged(chain, parts) for chain in row] for row in sums]
 
@@ -139,10 +155,22 @@ def _grouped(layout: Layout, codes: Codes, acts: list[Place]) -> list[list[list[
     return sums
 
 
-def add_columns(sums: list[Lanes], scales: list[Lanes], minimums: list[Lanes], act: Place, acc: Lanes) -> Lanes:
+def _scaled(layout: Layout, total: Lanes, scale: Lanes) -> Lanes:
+    """float(I) * s, rounded once."""
+    if not layout.parted:
+        return total.floats() * scale
+    if target().fma:
+        # LIFTED * s is exact, a scale being a float16; so the lift leaves no trace, and no conversion is needed.
+        return fused(total.viewed(scale.kind), scale, scale * -LIFTED)
+    return (total - LIFT).floats() * scale
+
+
+def add_columns(
+    layout: Layout, sums: list[Lanes], scales: list[Lanes], minimums: list[Lanes], act: Place, acc: Lanes
+) -> Lanes:
     """The float part of 32 columns for one token; see the module's text."""
     scale = act.repeat(acc.kind, A8_SCALE)
-    value = sums[-1].floats() * scales[-1]
+    value = _scaled(layout, sums[-1], scales[-1])
     if len(sums) == 2:
         value = fused(sums[0].floats(), scales[0], value)
     acc = fused(value, scale, acc)

@@ -13,6 +13,7 @@ from prism_core.kernels.target import Target, target
 from prism_core.kernels.vectors import F16, F32, I8, I16, I32, by_width, call, shuffled
 
 __all__ = [
+    "dot_parted",
     "dot_ss",
     "dot_us",
     "float_to_half",
@@ -22,7 +23,6 @@ __all__ = [
     "lookup64",
     "maddubs",
     "maddwd",
-    "sign",
 ]
 
 
@@ -170,19 +170,6 @@ def maddwd(builder: Any, a: Any, b: Any) -> Any:
     return by_width(builder, _native(_x86(target(), names, True), I32, 2), generic, [a, b])
 
 
-def sign(builder: Any, a: Any, b: Any) -> Any:
-    """a with the sign of b, 0 where b is 0."""
-    now = target()
-    names = _x86(now, ("llvm.x86.ssse3.psign.b.128", "llvm.x86.avx2.psign.b", ""), now.ssse3)
-
-    def generic(builder: Any, a: Any, b: Any) -> Any:
-        zero = _splat(a.type, 0)
-        negated = builder.select(builder.icmp_signed("<", b, zero), builder.sub(zero, a), a)
-        return builder.select(builder.icmp_signed("==", b, zero), zero, negated)
-
-    return by_width(builder, _native(names, I8, 1), generic, [a, b])
-
-
 def _dpbusd(now: Target) -> dict[int, Any]:
     widths = {128: now.vnni, 256: now.vnni, 512: now.vnni512}
 
@@ -207,23 +194,20 @@ def dot_us(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def dot_ss(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """total + 4 products per lane, both signed, b above -128."""
-    now = target()
-    if now.dotprod:
-        forms = {128: _sdot}
-    else:
-        forms = {}
+    """total + 4 products per lane, both signed."""
+    forms = {128: _sdot} if target().dotprod else {}
 
     def generic(builder: Any, total: Any, a: Any, b: Any) -> Any:
-        if now.x86 and now.ssse3:
-            magnitude = call(builder, f"llvm.abs.v{a.type.count}i8", a.type, [a, ir.Constant(ir.IntType(1), 0)])
-            pairs = maddubs(builder, magnitude, sign(builder, b, a))
-            ones = _splat(pairs.type, 1)
-            return builder.add(total, maddwd(builder, pairs, ones))
         (a0, a1), (b0, b1) = _even_odd(builder, a, "ashr"), _even_odd(builder, b, "ashr")
         return builder.add(total, builder.add(maddwd(builder, a0, b0), maddwd(builder, a1, b1)))
 
     return by_width(builder, forms, generic, [total, a, b])
+
+
+def dot_parted(builder: Any, total: Any, a: Any, size: Any, signs: Any) -> Any:
+    """total + 4 products per lane of a ^ signs and size, a signed, size at most 127 and signs 0 or -1."""
+    pairs = maddubs(builder, size, builder.xor(a, signs))
+    return builder.add(total, maddwd(builder, pairs, _splat(pairs.type, 1)))
 
 
 def _sdot(builder: Any, total: Any, a: Any, b: Any) -> Any:

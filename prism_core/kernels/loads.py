@@ -76,6 +76,23 @@ def store_first(_context: Any, address: Any, value: Any, count: Any) -> Any:
     return types.void(types.int64, value, types.int64), generate
 
 
+@intrinsic
+def store_apart(_context: Any, address: Any, value: Any, step: Any) -> Any:
+    """Write lane i of a vector `i * step` bytes behind an address."""
+    if not isinstance(value, Vector):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, lanes, distance = arguments
+        for lane in range(value.lanes):
+            element = builder.extract_element(lanes, ir.Constant(I32, lane))
+            builder.store(element, pointer(builder, at, value.scalar), align=1)
+            at = builder.add(at, distance)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value, types.int64), generate
+
+
 def _splatter(kind: Vector) -> Any:
     @intrinsic
     def splat(_context: Any, scalar: Any) -> Any:
@@ -85,7 +102,7 @@ def _splatter(kind: Vector) -> Any:
                 value = builder.trunc(value, kind.scalar)
             return splatted(builder, value, kind.lanes)
 
-        return kind(types.float32 if kind.is_float else types.int64), generate
+        return kind(kind.number), generate
 
     return splat
 

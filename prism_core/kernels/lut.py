@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from prism_core.kernels import memory, simd
-from prism_core.kernels.coding import A8_BLOCK, ENCODE, Coding, quantize32, spread
+from prism_core.kernels.coding import A8_BLOCK, ENCODE, Coding, parted32, spread
 from prism_core.kernels.jit import device, entry
 
 RECORD_VALUES = 128
@@ -63,14 +63,10 @@ _by_column = simd.shuffle([part + column + i for column in range(0, 32, 8) for p
 @device
 def _quantize(source: Any, scratch: Any) -> Any:
     """32 values -> |q| and signs (1: negative) at `scratch`; gives (d, A, N)."""
-    a, b, c, d, scale = quantize32(source)
-    q = simd.narrow_i8(simd.concat(simd.concat(a, b), simd.concat(c, d)))
-    size = simd.absolute(q)
-    sign = simd.and_(simd.less(q, simd.splat_i8x32(0)), simd.splat_i8x32(1))
-    simd.store(scratch, _by_column(size, sign))
-    ones = simd.splat_i16x16(1)
-    total = simd.sum_lanes(simd.maddwd(simd.maddubs(size, simd.splat_i8x32(1)), ones))
-    negative = simd.sum_lanes(simd.maddwd(simd.maddubs(size, sign), ones))
+    size, signs, scale, negative = parted32(source)
+    one = simd.splat_i8x32(1)
+    simd.store(scratch, _by_column(size, simd.and_(signs, one)))
+    total = simd.sum_lanes(simd.maddwd(simd.maddubs(size, one), simd.splat_i16x16(1)))
     return scale, total, negative
 
 

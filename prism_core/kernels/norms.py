@@ -14,30 +14,23 @@ import numpy as np
 from prism_core.kernels.faults import report
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import load_f32, store_f32
-from prism_core.kernels.simd import load_f32x8, mul, splat_f32x8, store
+from prism_core.kernels.simd import add, constant, load_f32x8, mul, splat_f32x8, store, sum_lanes, to_f64
+from prism_core.kernels.vectors import vector
 from prism_core.kernels.words import OPERATION, argument, real
 
 _INFINITY = np.float32(np.inf)
+_zeros = constant(vector("f64", 8), [0.0] * 8)
 
 
 @device
 def sum_of_squares(x: Any, width: Any) -> Any:
     """float64 sum of the squares of `width` float32 values at x."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    sums = _zeros()
     whole = width - width % 8
-    for i in range(0, whole, 8):
-        at = x + 4 * i
-        v0, v1, v2, v3 = load_f32(at), load_f32(at + 4), load_f32(at + 8), load_f32(at + 12)
-        v4, v5, v6, v7 = load_f32(at + 16), load_f32(at + 20), load_f32(at + 24), load_f32(at + 28)
-        s0 += np.float64(v0 * v0)
-        s1 += np.float64(v1 * v1)
-        s2 += np.float64(v2 * v2)
-        s3 += np.float64(v3 * v3)
-        s4 += np.float64(v4 * v4)
-        s5 += np.float64(v5 * v5)
-        s6 += np.float64(v6 * v6)
-        s7 += np.float64(v7 * v7)
-    total = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+    for i in range(0, 4 * whole, 32):
+        values = load_f32x8(x + i)
+        sums = add(sums, to_f64(mul(values, values)))
+    total = sum_lanes(sums)
     for i in range(whole, width):
         value = load_f32(x + 4 * i)
         total += np.float64(value * value)

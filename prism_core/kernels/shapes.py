@@ -97,6 +97,15 @@ def to_f32(_context: Any, a: Any) -> Any:
 
 
 @intrinsic
+def to_f64(_context: Any, a: Any) -> Any:
+    """float32 lanes as float64, exact."""
+    if not isinstance(a, Vector) or a.element != "f32":
+        return None
+    kind = vector("f64", a.lanes)
+    return kind(a), lambda context, builder, signature, arguments: builder.fpext(arguments[0], kind.llvm)
+
+
+@intrinsic
 def to_f16(_context: Any, a: Any) -> Any:
     """float32 lanes as float16, to nearest even."""
     if not isinstance(a, Vector) or a.element != "f32":
@@ -188,7 +197,7 @@ low_half, high_half = _half(0), _half(1)
 
 @intrinsic
 def extract(_context: Any, a: Any, lane: Any) -> Any:
-    """One lane as a scalar (float32, or int64 with the sign)."""
+    """One lane as a scalar (float32 or float64, or int64 with the sign)."""
     if not isinstance(a, Vector) or a.element == "f16":
         return None
 
@@ -196,4 +205,4 @@ def extract(_context: Any, a: Any, lane: Any) -> Any:
         value = builder.extract_element(arguments[0], builder.trunc(arguments[1], I32))
         return value if a.is_float or a.width == 64 else builder.sext(value, ir.IntType(64))
 
-    return (types.float32 if a.is_float else types.int64)(a, types.int64), generate
+    return a.number(a, types.int64), generate

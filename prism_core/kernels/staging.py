@@ -27,7 +27,7 @@ class Lanes:
     def _with(self, value: Any) -> Lanes:
         return Lanes(self.builder, self.kind, value)
 
-    def _other(self, other: Lanes | int) -> Any:
+    def _other(self, other: Lanes | float) -> Any:
         return other.value if isinstance(other, Lanes) else self.kind.constant(other)
 
     def __and__(self, other: Lanes | int) -> Lanes:
@@ -53,7 +53,7 @@ class Lanes:
         operation = self.builder.fsub if self.kind.is_float else self.builder.sub
         return self._with(operation(self.value, self._other(other)))
 
-    def __mul__(self, other: Lanes | int) -> Lanes:
+    def __mul__(self, other: Lanes | float) -> Lanes:
         operation = self.builder.fmul if self.kind.is_float else self.builder.mul
         return self._with(operation(self.value, self._other(other)))
 
@@ -109,8 +109,11 @@ class Place:
         self._scales: dict[int, Lanes] = {}
 
     def _pointer(self, offset: int, kind: Any) -> Any:
-        moved = self.builder.add(self.address, ir.Constant(I64, offset)) if offset else self.address
-        return pointer(self.builder, moved, kind)
+        # Added to the pointer, not to the address: LLVM would keep every sum of a loop's start and an offset
+        # in a register of its own, which there are not.
+        base = pointer(self.builder, self.address)
+        moved = self.builder.gep(base, [ir.Constant(I64, offset)], source_etype=I8) if offset else base
+        return self.builder.bitcast(moved, kind.as_pointer())
 
     def at(self, offset: int) -> Place:
         """This place moved by a number of bytes."""

@@ -19,7 +19,6 @@ from numba.core import cgutils
 
 from prism_core.gguf.types import TensorType
 from prism_core.kernels import memory, simd
-from prism_core.kernels.coding import A8, A8_RECORD
 from prism_core.kernels.dots import add_columns, integer_sums
 from prism_core.kernels.families import MATMUL, ROW, Bytes, Family
 from prism_core.kernels.jit import Entry, device, entry
@@ -61,14 +60,14 @@ def decoder(layout: Layout, streams: int) -> Any:
 
     Writes `streams` x 8 float32 at `out`.
     """
-    parts = layout.block // 32
+    parts, act_bytes = layout.block // 32, layout.act_bytes
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile, apart, blocks, act, out = arguments
         slots = [cgutils.alloca_once_value(builder, filled(builder, f32x8, 0.0).value) for _ in range(streams)]
         with cgutils.for_range(builder, blocks) as loop:
             here = builder.add(tile, builder.mul(loop.index, ir.Constant(I64, layout.block_bytes)))
-            values = Place(builder, builder.add(act, builder.mul(loop.index, ir.Constant(I64, parts * A8_RECORD))))
+            values = Place(builder, builder.add(act, builder.mul(loop.index, ir.Constant(I64, parts * act_bytes))))
             places = [
                 Place(builder, builder.add(here, builder.mul(apart, ir.Constant(I64, stream))))
                 for stream in range(streams)
@@ -77,12 +76,12 @@ def decoder(layout: Layout, streams: int) -> Any:
             for part in range(parts):
                 if layout.ahead:
                     ask(layout, places, layout.ahead, part)
-                record = values.at(part * A8_RECORD)
+                record = values.at(part * act_bytes)
                 for stream, place in enumerate(places):
                     codes = layout.codes(place, part)
                     (sums,) = integer_sums(layout, [codes.__getitem__], [record], 2)[0]
                     scales, minimums = layout.scales(place, part), layout.minimums(place, part)
-                    totals[stream] = add_columns(sums, scales, minimums, record, totals[stream])
+                    totals[stream] = add_columns(layout, sums, scales, minimums, record, totals[stream])
             for slot, total in zip(slots, totals, strict=True):
                 builder.store(total.value, slot)
         for stream, slot in enumerate(slots):
@@ -103,6 +102,17 @@ def _store_tile(out: Any, sums: Any, left: Any) -> None:
         simd.store(out, simd.load_f32x8(sums))
     else:
         simd.store_first(out, simd.load_f32x8(sums), left)
+
+
+@device
+def _store_rows(out: Any, sums: Any, left: Any) -> None:
+    """Write those of `ROWS` sums whose rows are below `left`."""
+    if left >= ROWS:
+        simd.store(out, simd.load_f32x16(sums))
+        simd.store(out + 64, simd.load_f32x16(sums + 64))
+    else:
+        simd.store_first(out, simd.load_f32x16(sums), left)
+        simd.store_first(out + 64, simd.load_f32x16(sums + 64), left - 16)
 
 
 def unpacker(layout: Layout) -> Any:
@@ -165,7 +175,12 @@ def multiplier(layout: Layout) -> Any:
         for token, act in enumerate(acts):
             after = [
                 add_columns(
-                    sums[v][token], each[:scale_count], each[scale_count:], act, totals.load(kind, place(v, token))
+                    layout,
+                    sums[v][token],
+                    each[:scale_count],
+                    each[scale_count:],
+                    act,
+                    totals.load(kind, place(v, token)),
                 )
                 for v, each in enumerate(numbers)
             ]
@@ -188,7 +203,7 @@ def multiplier(layout: Layout) -> Any:
             with cgutils.for_range(builder, count) as loop:
                 offset = builder.mul(loop.index, ir.Constant(I64, record_bytes(layout)))
                 record = Place(builder, builder.add(builder.add(records, first), offset))
-                distance = builder.mul(loop.index, ir.Constant(I64, A8_RECORD))
+                distance = builder.mul(loop.index, ir.Constant(I64, layout.act_bytes))
                 acts = [Place(builder, builder.add(start, distance)) for start in starts]
                 multiply_32(record, acts, totals)
         return context.get_dummy_value()
@@ -224,7 +239,7 @@ def matmul_for(layout: Layout) -> Entry:
     record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 4 * ROWS)
     few_space = stack(4 * TILE_ROWS * layout.streams)
     streams = layout.streams
-    act_block, tiles, sum_bytes = block // 32 * A8_RECORD, ROWS // TILE_ROWS, 4 * ROWS
+    act_block, tiles, sum_bytes = block // 32 * layout.act_bytes, ROWS // TILE_ROWS, 4 * ROWS
 
     @entry(MATMUL, name=f"matmul_{layout.name}")
     def matmul(
@@ -264,7 +279,8 @@ def matmul_for(layout: Layout) -> Entry:
         for begin in range(0, n_tokens, GROUP):
             tokens = min(GROUP, n_tokens - begin)
             for tile in range(tile_begin, tile_end, tiles):
-                memory.fill(sums, 0, tokens * sum_bytes)
+                first = tile * TILE_ROWS
+                row_count = min(rows, tile_end * TILE_ROWS) - first
                 for start in range(0, blocks, chunk):
                     stop = min(start + chunk, blocks)
                     # Next come the same columns of the tile further on, or the first ones of the next tiles.
@@ -278,17 +294,14 @@ def matmul_for(layout: Layout) -> Entry:
                     count = (stop - start) * (block // 32)
                     for token in range(0, tokens, TOKENS):
                         left, place = tokens - token, sums + token * sum_bytes
+                        # Begun and given away one register block after the other, while it is near.
+                        if start == 0:
+                            memory.fill(place, 0, TOKENS * sum_bytes)
                         multiply(records, count, values + token * act_stride, act_stride, left, place)
-                first = tile * TILE_ROWS
-                left = min(rows, tile_end * TILE_ROWS) - first
-                for token in range(tokens):
-                    to, come = out + 4 * ((begin + token) * out_stride + first), sums + token * sum_bytes
-                    if left >= ROWS:
-                        simd.store(to, simd.load_f32x16(come))
-                        simd.store(to + 64, simd.load_f32x16(come + 64))
-                    else:
-                        simd.store_first(to, simd.load_f32x16(come), left)
-                        simd.store_first(to + 64, simd.load_f32x16(come + 64), left - 16)
+                        if stop == blocks:
+                            to = out + 4 * ((begin + token) * out_stride + first)
+                            for number in range(min(TOKENS, left)):
+                                _store_rows(to + 4 * number * out_stride, place + number * sum_bytes, row_count)
 
     return matmul
 
@@ -331,4 +344,4 @@ def family_of(layout: Layout, pack: Any) -> Family:
         pack(tensor_type, raw, rows, cols, out)
         return out
 
-    return Family(layout.name, TILE_ROWS, A8, checked, packed_bytes, matmul_for(layout), row_for(layout))
+    return Family(layout.name, TILE_ROWS, layout.coding, checked, packed_bytes, matmul_for(layout), row_for(layout))

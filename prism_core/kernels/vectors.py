@@ -17,9 +17,9 @@ from numba import types
 from numba.core.datamodel import models
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _ELEMENTS: dict[str, tuple[Any, int]] = {"i8": (I8, 8), "i16": (I16, 16), "i32": (I32, 32), "i64": (I64, 64)}
-_ELEMENTS |= {"f16": (F16, 16), "f32": (F32, 32)}
+_ELEMENTS |= {"f16": (F16, 16), "f32": (F32, 32), "f64": (F64, 64)}
 
 
 class Vector(types.Type):  # type: ignore[misc]
@@ -34,6 +34,11 @@ class Vector(types.Type):  # type: ignore[misc]
     @property
     def is_float(self) -> bool:
         return self.element.startswith("f")
+
+    @property
+    def number(self) -> types.Type:
+        """Numba's type of one lane as a scalar; integers are int64."""
+        return types.float64 if self.element == "f64" else types.float32 if self.is_float else types.int64
 
     @property
     def bits(self) -> int:
@@ -110,7 +115,7 @@ def joined(builder: ir.IRBuilder, low: Any, high: Any) -> Any:
     return shuffled(builder, low, high, range(2 * low.type.count))
 
 
-_WIDTHS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32}
+_WIDTHS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32, "double": 64}
 
 
 def bits_of(value: Any) -> int:

@@ -56,10 +56,32 @@ def test_a8_takes_the_whole_range_of_finite_magnitudes() -> None:
     assert (np.abs(records(np.full((1, 32), np.nan, np.float32))["q"].astype(int)) <= 128).all()
 
 
+def test_parted_records_say_the_same_as_plain_ones() -> None:
+    print("seed", SEED)
+    rng = np.random.default_rng(SEED)
+    x = (rng.standard_normal((7, 320)) * rng.choice([1e-30, 1.0, 1e30], (7, 1))).astype(np.float32)
+    x[1, :32], x[2, :32], x[3, :32] = 0, -1, np.arange(32)
+    plain = records(x)
+    fields = [("size", "u1", 32), ("d", "f4"), ("start", "i4"), ("signs", "i1", 32)]
+    parted = encode(coding.A8_PARTED, x)[:, : 10 * coding.PARTED_RECORD]
+    parted = np.ascontiguousarray(parted).view(np.dtype(fields))
+    assert (parted["d"] == plain["d"]).all()
+    assert (parted["size"] == np.abs(plain["q"])).all()
+    assert (parted["signs"] == -(plain["q"] < 0).astype(np.int8)).all()
+    negative = parted["start"] - coding.LIFT
+    assert (negative == np.where(plain["q"] < 0, -plain["q"].astype(int), 0).sum(-1)).all()
+    assert np.int32(coding.LIFT).view(np.float32) == coding.LIFTED
+    # What they are for: products with signed codes of the whole range.
+    codes = rng.integers(-128, 128, 32)
+    flipped = (codes ^ parted["signs"]) * parted["size"].astype(int)
+    assert np.abs(flipped[..., ::2] + flipped[..., 1::2]).max() < 2**15
+    assert (flipped.sum(-1) + negative == (codes * plain["q"].astype(int)).sum(-1)).all()
+
+
 def test_encoding_many_tokens_equals_encoding_each() -> None:
     rng = np.random.default_rng(SEED)
     x = rng.standard_normal((9, 160)).astype(np.float32)
-    for kind in (coding.A8, coding.F32):
+    for kind in (coding.A8, coding.A8_PARTED, coding.F32):
         together = encode(kind, x)
         for token in range(9):
             assert (encode(kind, x[token : token + 1])[0] == together[token]).all()
@@ -72,5 +94,6 @@ def test_f32_is_the_vector_itself() -> None:
 
 def test_nothing_is_written_past_the_records() -> None:
     x = np.ones((2, 64), np.float32)
-    assert (encode(coding.A8, x)[:, 96:] == 0xEE).all()
+    assert (encode(coding.A8, x)[:, 2 * coding.A8_RECORD :] == 0xEE).all()
+    assert (encode(coding.A8_PARTED, x)[:, 2 * coding.PARTED_RECORD :] == 0xEE).all()
     assert coding.A8.coding_bytes(2048) % 128 == 64

@@ -40,9 +40,14 @@ def decoded(kind: coding.Coding, act: np.ndarray, cols: int) -> np.ndarray:
     """What the encoded activations stand for, float64[tokens, cols]."""
     if kind.name == "f32":
         return np.ascontiguousarray(act[:, : 4 * cols]).view(np.float32).astype(np.float64)
-    records = np.ascontiguousarray(act[:, : cols // 32 * coding.A8_RECORD]).reshape(len(act), -1, coding.A8_RECORD)
+    parted = kind is coding.A8_PARTED
+    size = coding.PARTED_RECORD if parted else coding.A8_RECORD
+    records = np.ascontiguousarray(act[:, : cols // 32 * size]).reshape(len(act), -1, size)
     scale = np.ascontiguousarray(records[..., coding.A8_SCALE : coding.A8_SCALE + 4]).view(np.float32)
-    return (records[..., :32].view(np.int8) * scale.astype(np.float64)).reshape(len(act), cols)
+    q = records[..., :32].view(np.int8)
+    if parted:
+        q = np.where(records[..., coding.PARTED_SIGNS :].view(np.int8), -q, q)
+    return (q * scale.astype(np.float64)).reshape(len(act), cols)
 
 
 class Matrix:
