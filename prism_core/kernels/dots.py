@@ -110,9 +110,15 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
         [[start[i // first_of_part] if i % first_of_part == 0 else zero for i in range(chains)] for start in starts]
         for _ in codes
     ]
+    # Where a register block has more vectors of codes than there are registers left, each is an operand in memory.
+    again = layout.parted and keep is kept
+    each: list[Lanes] = []
     for j in range(8):
-        each = [of(j) for of in codes]
         for token, act in enumerate(acts):
+            if again:
+                act.keep_order()
+            if again or token == 0:
+                each = [of(j) for of in codes]
             values = [act.repeat(bytes_, field + 4 * j).value for field in fields]
             for v, code in enumerate(each):
                 chain = sums[v][token]

@@ -38,8 +38,15 @@ GROUP = 128
 FEW_TOKENS = 3
 
 LANES = 16 if target().avx512 else 8
-VECTORS, TOKENS = 2, 4
-"""A register block of the product of many tokens: two vectors of `LANES` rows, four tokens."""
+
+
+def block_of(layout: Layout) -> tuple[int, int]:
+    """A register block of the product of many tokens: vectors of `LANES` rows, and tokens.
+
+    What is done to codes for each token on its own (`A8_PARTED`) loads them for each: few tokens, then.
+    """
+    return (ROWS // LANES, 2) if layout.parted else (2, 4)
+
 
 APART = 16384
 """The least distance of two streams in bytes; nearer ones gain nothing."""
@@ -150,10 +157,11 @@ def record_bytes(layout: Layout) -> int:
 def multiplier(layout: Layout) -> Any:
     """(records, count, activations, their stride, tokens left, sums): add `count` x 32 columns to the sums.
 
-    Sums are `ROWS` float32 per token. `TOKENS` of them are read and written; where fewer tokens are left, the last
+    Sums are `ROWS` float32 per token. Those of a block's tokens are read and written; where fewer are left, the last
     token's activations stand in for the missing ones, and what those sums become is not used.
     """
     kind, bytes_ = vector("f32", LANES), vector("i8", 4 * LANES)
+    vectors, tokens = block_of(layout)
     scale_count = layout.scales_per_32
 
     def place(v: int, token: int) -> int:
@@ -163,13 +171,13 @@ def multiplier(layout: Layout) -> Any:
         def codes_of(v: int) -> Any:
             return lambda j: record.load(bytes_, 4 * ROWS * j + 4 * LANES * v)
 
-        sums = integer_sums(layout, [codes_of(v) for v in range(VECTORS)], acts, 1)
+        sums = integer_sums(layout, [codes_of(v) for v in range(vectors)], acts, 1)
         numbers = [
             [
                 record.load(kind, 4 * ROWS * (8 + number) + 4 * LANES * v)
                 for number in range(scale_count + layout.minimums_per_32)
             ]
-            for v in range(VECTORS)
+            for v in range(vectors)
         ]
         # Totals stay in memory: in registers they would crowd out the integer sums.
         for token, act in enumerate(acts):
@@ -191,11 +199,11 @@ def multiplier(layout: Layout) -> Any:
         records, count, act, stride, left, sums = arguments
         last = builder.sub(left, ir.Constant(I64, 1))
         starts = []
-        for token in range(TOKENS):
+        for token in range(tokens):
             number = ir.Constant(I64, token)
             number = builder.select(builder.icmp_signed("<", number, last), number, last)
             starts.append(builder.add(act, builder.mul(number, stride)))
-        rows_at_once = LANES * VECTORS
+        rows_at_once = LANES * vectors
         with cgutils.for_range_slice(
             builder, ir.Constant(I64, 0), ir.Constant(I64, 4 * ROWS), ir.Constant(I64, 4 * rows_at_once), I64
         ) as (first, _):
@@ -238,7 +246,7 @@ def matmul_for(layout: Layout) -> Entry:
     unpack_block, multiply = unpacker(layout), multiplier(layout)
     record_space, sum_space = stack(CHUNK // 32 * record), stack(GROUP * 4 * ROWS)
     few_space = stack(4 * TILE_ROWS * layout.streams)
-    streams = layout.streams
+    streams, (_, together) = layout.streams, block_of(layout)
     act_block, tiles, sum_bytes = block // 32 * layout.act_bytes, ROWS // TILE_ROWS, 4 * ROWS
 
     @entry(MATMUL, name=f"matmul_{layout.name}")
@@ -292,15 +300,15 @@ def matmul_for(layout: Layout) -> Entry:
                             unpack_block(w + (here * blocks + index) * block_bytes, place, number, ahead)
                     values = act + begin * act_stride + start * act_block
                     count = (stop - start) * (block // 32)
-                    for token in range(0, tokens, TOKENS):
+                    for token in range(0, tokens, together):
                         left, place = tokens - token, sums + token * sum_bytes
                         # Begun and given away one register block after the other, while it is near.
                         if start == 0:
-                            memory.fill(place, 0, TOKENS * sum_bytes)
+                            memory.fill(place, 0, together * sum_bytes)
                         multiply(records, count, values + token * act_stride, act_stride, left, place)
                         if stop == blocks:
                             to = out + 4 * ((begin + token) * out_stride + first)
-                            for number in range(min(TOKENS, left)):
+                            for number in range(min(together, left)):
                                 _store_rows(to + 4 * number * out_stride, place + number * sum_bytes, row_count)
 
     return matmul
