@@ -27,7 +27,7 @@ from broker.calls import Cancelled, Record
 from broker.client import Result, spec_of
 from broker.config import PoolConfig
 from broker.connect import Connection, connect
-from broker.events import TERMINAL, Event
+from broker.events import Event
 from broker.failures import translated
 from broker.lua import AsyncScripts
 from broker.spec import RequestSpec
@@ -59,10 +59,7 @@ class AsyncRequest:
 
     async def result(self, timeout: float | None = None) -> Result:
         """Wait for the end. `ResultTimeout` after `timeout` seconds; the request goes on."""
-        head = await (await self.client.opened()).reader.head(self.id)
-        if head.state not in TERMINAL:
-            async for _ in self.events(after=head.last.ev, timeout=timeout):
-                pass
+        await (await self.client.opened()).reader.wait(self.id, timeout)
         return Result.of(await self.record())
 
     async def cancel(self, reason: str = "") -> Cancelled:

@@ -59,14 +59,34 @@ class AsyncReader:
         finally:
             subscription.close()
 
+    async def wait(self, request: str, timeout_s: float | None = None) -> None:
+        """Returns once the request has ended. Its tokens are neither sent nor read for that. Errors as of `events`."""
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        head = await self._patiently(lambda: self.head(request), request, deadline)
+        stream = Stream(request, head, None)
+        if stream.has_ended(head):
+            return
+        subscription = await self._hub.subscribe(keys.end(request), 1)
+        try:
+            while True:
+                values, boot = await self._patiently(lambda: self._standing(request), request, deadline)
+                if stream.has_ended(self._known(stream, values, boot)):
+                    return
+                await subscription.get(self._silence(request, deadline))
+        finally:
+            subscription.close()
+
     async def head(self, request: str) -> Head:
         """Where a request stands; `NotFound`."""
+        return Head.read(request, self._owner, *await self._standing(request))
+
+    async def _standing(self, request: str) -> tuple[Any, Any]:
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.hmget(keys.request(request), list(HEAD_FIELDS))
                 pipe.get(keys.BOOT)
                 values, boot = await pipe.execute()
-        return Head.read(request, self._owner, values, boot)
+        return values, boot
 
     async def _open(self, request: str, after: str | int | None, deadline: float | None) -> Stream:
         head: Head = await self._patiently(lambda: self.head(request), request, deadline)
@@ -87,7 +107,7 @@ class AsyncReader:
                 yield event
             if len(entries) < self._config.read_page:
                 if first and not entries:
-                    self._check(stream, values, boot)
+                    stream.check_alive(self._known(stream, values, boot))
                 return
             first = False
 
@@ -100,12 +120,12 @@ class AsyncReader:
                 values, boot, entries = await pipe.execute()
         return values, boot, entries
 
-    def _check(self, stream: Stream, values: Any, boot: Any) -> None:
+    def _known(self, stream: Stream, values: Any, boot: Any) -> Head:
+        """Where a request stands that was there before."""
         try:
-            head = Head.read(stream.request, self._owner, values, boot)
+            return Head.read(stream.request, self._owner, values, boot)
         except NotFound:
             raise stream.gone(boot) from None
-        stream.check_alive(head)
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]], request: str, deadline: float | None) -> Any:
         """`ask()`, again and again through an outage of the broker."""

@@ -21,7 +21,7 @@ from broker import admin, calls, keys, transcript
 from broker.calls import Cancelled, Record
 from broker.config import PoolConfig
 from broker.connect import Connection, connect
-from broker.events import TERMINAL, Event
+from broker.events import Event
 from broker.failures import translated
 from broker.hub import Hub
 from broker.lua import Scripts
@@ -78,10 +78,7 @@ class Request:
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end. `ResultTimeout` after `timeout` seconds; the request goes on."""
-        head = self.client.reader.head(self.id)
-        if head.state not in TERMINAL:
-            for _ in self.events(after=head.last.ev, timeout=timeout):
-                pass
+        self.client.reader.wait(self.id, timeout)
         return Result.of(self.record())
 
     def cancel(self, reason: str = "") -> Cancelled:

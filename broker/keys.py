@@ -104,6 +104,11 @@ def request(request_id: str) -> str:
     return f"{PRISM}r:{request_id}"
 
 
+def end(request_id: str) -> str:
+    """Channel on which the state of a request is told once it has ended, for those who only wait for that."""
+    return f"{PRISM}r:{request_id}:end"
+
+
 def log(request_id: str) -> str:
     return f"{PRISM}r:{request_id}:log"
 

@@ -58,13 +58,33 @@ class Reader:
         finally:
             subscription.close()
 
+    def wait(self, request: str, timeout_s: float | None = None) -> None:
+        """Returns once the request has ended. Its tokens are neither sent nor read for that. Errors as of `events`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        head = self._patiently(lambda: self.head(request), request, deadline)
+        stream = Stream(request, head, None)
+        if stream.has_ended(head):
+            return
+        subscription = self._hub.subscribe(keys.end(request), 1)
+        try:
+            while True:
+                values, boot = self._patiently(lambda: self._standing(request), request, deadline)
+                if stream.has_ended(self._known(stream, values, boot)):
+                    return
+                subscription.get(self._silence(request, deadline))
+        finally:
+            subscription.close()
+
     def head(self, request: str) -> Head:
         """Where a request stands; `NotFound`."""
+        return Head.read(request, self._owner, *self._standing(request))
+
+    def _standing(self, request: str) -> tuple[Any, Any]:
         with translated(), self._redis.pipeline(transaction=False) as pipe:
             pipe.hmget(keys.request(request), list(HEAD_FIELDS))
             pipe.get(keys.BOOT)
             values, boot = pipe.execute()
-        return Head.read(request, self._owner, values, boot)
+        return values, boot
 
     def _open(self, request: str, after: str | int | None, deadline: float | None) -> Stream:
         head = self._patiently(lambda: self.head(request), request, deadline)
@@ -92,7 +112,7 @@ class Reader:
             yield from stream.from_log(entries)
             if len(entries) < self._config.read_page:
                 if first and not entries:
-                    self._check(stream, values, boot)
+                    stream.check_alive(self._known(stream, values, boot))
                 return
             first = False
 
@@ -104,12 +124,12 @@ class Reader:
             values, boot, entries = pipe.execute()
         return values, boot, entries
 
-    def _check(self, stream: Stream, values: Any, boot: Any) -> None:
+    def _known(self, stream: Stream, values: Any, boot: Any) -> Head:
+        """Where a request stands that was there before."""
         try:
-            head = Head.read(stream.request, self._owner, values, boot)
+            return Head.read(stream.request, self._owner, values, boot)
         except NotFound:
             raise stream.gone(boot) from None
-        stream.check_alive(head)
 
     def _patiently(self, ask: Any, request: str, deadline: float | None) -> Any:
         """`ask()`, again and again through an outage of the broker."""

@@ -34,6 +34,7 @@ local function close(r, h, state, reason, payload)
   h.ev = h.ev + 1
   emit(r, h.epoch, h.ev, payload)
   redis.call('HSET', key, 'state', state, 'reason', reason, 'epoch', int(h.epoch), 'ev', int(h.ev), 'ended', int(at))
+  redis.call('PUBLISH', key .. ':end', state)
   redis.call('HDEL', key, 'list')
   redis.call('ZREM', P .. 'live', r)
   if h.priority == 'batch' then redis.call('ZREM', P .. 'live:batch', r) end

@@ -55,7 +55,7 @@ class Figure:
         """A row of a Markdown table."""
         sign = "<=" if self.at_most else ">="
         verdict = "met" if self.holds else "MISSED"
-        return f"| {self.promise} | {self.what} | {self.value:.2f} {self.unit} | {sign} {self.limit:g} | {verdict} |"
+        return f"| {self.promise} | {self.what} | {self.value:.3g} {self.unit} | {sign} {self.limit:g} | {verdict} |"
 
 
 class Bench:
