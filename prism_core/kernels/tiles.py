@@ -43,9 +43,10 @@ LANES = 16 if target().avx512 else 8
 def block_of(layout: Layout) -> tuple[int, int]:
     """A register block of the product of many tokens: vectors of `LANES` rows, and tokens.
 
-    What is done to codes for each token on its own (`A8_PARTED`) loads them for each: few tokens, then.
+    What is done to codes for each token on its own (`A8_PARTED`) loads them for each where registers are few, at no
+    cost as operands of other instructions: so few tokens, then, and the more rows.
     """
-    return (ROWS // LANES, 2) if layout.parted else (2, 4)
+    return (4, 2) if layout.parted and LANES == 8 else (2, 4)
 
 
 APART = 16384
