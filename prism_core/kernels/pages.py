@@ -8,7 +8,7 @@ import numpy as np
 
 from prism_core.kernels.jit import device, entry
 from prism_core.kernels.memory import load_f32, store_f16, store_f32
-from prism_core.kernels.simd import load_f32x8, maximum, minimum, splat_f32x8, store, store_apart, to_f16
+from prism_core.kernels.simd import less, load_f32x8, select, splat_f32x8, store, store_apart, to_f16
 from prism_core.kernels.words import OPERATION, PAGE_TOKENS, PAGES, POSITION, argument, word
 
 _LARGEST_HALF = np.float32(65504.0)
@@ -16,14 +16,16 @@ _LARGEST_HALF = np.float32(65504.0)
 
 @device
 def _store_half(address: Any, value: Any) -> None:
-    """Saturating, so that a huge value cannot become an infinity that 0 would turn into NaN."""
+    """Saturating, so that a huge value cannot become an infinity that 0 would turn into NaN. A NaN stays one."""
     store_f16(address, max(min(value, _LARGEST_HALF), -_LARGEST_HALF))
 
 
 @device
 def _halves(values: Any) -> Any:
-    """The same of eight values."""
-    return to_f16(maximum(minimum(values, splat_f32x8(_LARGEST_HALF)), splat_f32x8(-_LARGEST_HALF)))
+    """The same of eight values; `minimum` and `maximum` would turn a NaN into a number, and nobody would be told."""
+    largest, least = splat_f32x8(_LARGEST_HALF), splat_f32x8(-_LARGEST_HALF)
+    values = select(less(largest, values), largest, values)
+    return to_f16(select(less(values, least), least, values))
 
 
 @device
