@@ -131,9 +131,15 @@ class AsyncReader:
         """`ask()`, again and again through an outage of the broker."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._config.reader_outage_s
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
         while True:
             try:
-                return await ask()
+                answer = await ask()
+                # The library sends by `wait_for`, which up to Python 3.11 forgets a cancellation that meets its end.
+                if task and task.cancelling() > cancellations:
+                    raise asyncio.CancelledError
+                return answer
             except BrokerUnavailable:
                 if clock() >= until:
                     raise

@@ -129,9 +129,11 @@ class Stream:
 
     def has_ended(self, head: Head) -> bool:
         """For who reads nothing: whether the request has; `StreamLost` if nobody can tell any more."""
-        if head.state not in TERMINAL and head.boot != self._boot:
+        if head.state in TERMINAL:
+            return True
+        if head.boot != self._boot:
             raise self._data_lost()
-        return head.state in TERMINAL
+        return False
 
     def check_alive(self, head: Head) -> None:
         """After silence and an empty log: `StreamLost` if nothing can come any more."""

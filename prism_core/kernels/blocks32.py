@@ -24,7 +24,7 @@ from prism_core.kernels.tiles import family_of
 _UNSIGNED_FULL = target().vnni
 """Whether codes of 8 bits are best kept unsigned (vpdpbusd), or signed (every other form)."""
 
-_FULL_CODING = A8_PARTED if target().x86 and target().ssse3 and not _UNSIGNED_FULL else A8
+_FULL_CODING = A8_PARTED if target().ssse3 and not _UNSIGNED_FULL else A8
 
 _WIDE = target().avx512
 """Streams and prefetches below were chosen on AVX2; what was not measured with AVX-512 stays as it is elsewhere."""

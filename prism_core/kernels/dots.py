@@ -7,7 +7,8 @@ With s the row's scale, m its minimum, d and `sum` the activations' scale and in
     one minimum: acc = fma(m, d * float(sum), acc)
     two:         acc = fma(m1, d * float(sum1), fma(m0, d * float(sum0), acc))
 
-The integers are exact in every processor's form of them (|I| <= 32 * 255 * 127), so all forms agree bit for bit.
+The integers are exact in every processor's form of them (|I| <= 32 * 255 * 127), so all forms with a fused multiply-add
+agree bit for bit, and all without.
 
 `codes[v][j]` is the j-th vector of 4 columns of the v-th group of rows; results are `[v][token]`. Instructions come out
 column by column, so that a broadcast of 4 activations serves all groups of rows, and 4 codes of a row all tokens.
@@ -50,6 +51,8 @@ def integer_sums(layout: Layout, codes: Codes, acts: list[Place], chains: int) -
     parts = layout.scales_per_32
     now = target()
     if layout.parted:
+        if _in_order(codes, acts) is kept:
+            return _parted_block(codes, acts)
         return _chained(layout, forms.dot_parted, codes, acts, chains)
     if now.vnni or (now.dotprod and layout.largest < 128):
         dot = forms.dot_us if now.vnni else forms.dot_ss
@@ -110,15 +113,9 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
         [[start[i // first_of_part] if i % first_of_part == 0 else zero for i in range(chains)] for start in starts]
         for _ in codes
     ]
-    # Where a register block has more vectors of codes than there are registers left, each is an operand in memory.
-    again = layout.parted and keep is kept
-    each: list[Lanes] = []
     for j in range(8):
+        each = [of(j) for of in codes]
         for token, act in enumerate(acts):
-            if again:
-                act.keep_order()
-            if again or token == 0:
-                each = [of(j) for of in codes]
             values = [act.repeat(bytes_, field + 4 * j).value for field in fields]
             for v, code in enumerate(each):
                 chain = sums[v][token]
@@ -126,6 +123,27 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
                 total = Lanes(act.builder, kind, dot(act.builder, before.value, code.value, *values))
                 chain[j * chains // 8] = keep(total)
     return [[_merged(chain, parts) for chain in row] for row in sums]
+
+
+def _parted_block(codes: Codes, acts: list[Place]) -> list[list[list[Lanes]]]:
+    """`dot_parted` step by step for all groups of rows, in an order that needs no more registers than there are.
+
+    Codes have none: each is loaded anew for each token, as an operand of the instruction that flips it.
+    """
+    builder, bytes_ = acts[0].builder, codes[0](0).kind
+    words, kind = vector("i16", bytes_.lanes // 2), vector("i32", bytes_.lanes // 4)
+    ones = filled(builder, words, 1)
+    sums = [[act.repeat(kind, PARTED_START) for act in acts] for _ in codes]
+    for j in range(8):
+        for token, act in enumerate(acts):
+            act.keep_order()
+            signs, sizes = act.repeat(bytes_, PARTED_SIGNS + 4 * j), act.repeat(bytes_, 4 * j)
+            flipped = [kept(of(j) ^ signs) for of in codes]
+            pairs = [kept(Lanes(builder, words, forms.maddubs(builder, sizes.value, each.value))) for each in flipped]
+            wide = [kept(Lanes(builder, kind, forms.maddwd(builder, each.value, ones.value))) for each in pairs]
+            for row, more in zip(sums, wide, strict=True):
+                row[token] = kept(row[token] + more)
+    return [[[total] for total in row] for row in sums]
 
 
 def _grouped(layout: Layout, codes: Codes, acts: list[Place]) -> list[list[list[Lanes]]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker import Client, events, keys
-from broker.async_client import AsyncClient
+from broker.async_client import AsyncClient, AsyncRequest
 from broker.config import PoolConfig
 from broker.errors import ClientClosed, InvalidCursor, NotFound, ResultTimeout, StreamLost
 from broker.events import Event
@@ -537,3 +537,35 @@ def test_a_stream_survives_a_killed_broker_and_what_it_forgot_is_sent_again(
     finally:
         side.close()
         rig.close()
+
+
+@pytest.mark.parametrize("what", ["result", "events"])
+def test_a_cancelled_reader_stops_wherever_it_was(rig: Rig, server: PrivateBroker, what: str) -> None:
+    """The library forgets a cancellation that meets the end of one of its waits, up to Python 3.11."""
+    request = rig.submit().request
+
+    async def reading(client: AsyncClient) -> None:
+        handle = AsyncRequest(client, request)
+        if what == "result":
+            await handle.result()
+        async for _ in handle.events():
+            pass
+
+    async def cancelled_at_every_step() -> list[int]:
+        async with AsyncClient(server.url, config=PoolConfig(silence_ms=60_000)) as client:
+            await client.request(request)
+            forgotten = []
+            for steps in range(60):
+                task = asyncio.create_task(reading(client))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task}, timeout=1)
+                if not task.done():
+                    forgotten.append(steps)
+                    task.cancel()
+                    await asyncio.wait({task})
+            return forgotten
+
+    assert asyncio.run(cancelled_at_every_step()) == []
+    eventually(lambda: not rig.redis.pubsub_channels("*"))
