@@ -153,7 +153,8 @@ class Stream:
         """The error for a request whose record does not exist any more."""
         if (boot or b"").decode() != self._boot:
             return self._data_lost()
-        return StreamLost(f"request {self.request} does not exist any more; its stream ends after {self._last}")
+        ends = f"; its stream ends after {self._last}" if self._last != BEGIN else ""
+        return StreamLost(f"request {self.request} does not exist any more{ends}")
 
     def _went_back(self) -> StreamLost:
         return StreamLost(
@@ -162,7 +163,8 @@ class Stream:
         )
 
     def _data_lost(self) -> StreamLost:
-        return StreamLost(f"the broker lost its data; request {self.request} cannot be read after {self._last}")
+        after = f" after {self._last}" if self._last != BEGIN else ""
+        return StreamLost(f"the broker lost its data; request {self.request} cannot be read{after}")
 
     def _expired(self) -> str:
         return f"the log of request {self.request} has expired; its result is kept longer"

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.02
 DUTY_S = 0.1
 RQ_DUTY_S = 60.0
+MEMBERS_S = 1.0  # how often it is asked who is a member: nobody joins and is reaped in less than a lease
 AWAY_S = 0.5
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
@@ -95,7 +96,7 @@ class Supervisor:
         self._stop_now = threading.Event()
         self._told_twice = False
         self._kill_at: float | None = None
-        self._tick_due = self._rq_due = 0.0
+        self._tick_due = self._rq_due = self._members_due = 0.0
         self.failure = ""
 
     @property
@@ -254,6 +255,9 @@ class Supervisor:
 
     def _end_the_hung(self, now: float) -> None:
         """A child that the pool has reaped exits as soon as it sees that; one that sees nothing any more is killed."""
+        if now < self._members_due:
+            return
+        self._members_due = now + MEMBERS_S
         with translated():
             members = {bytes(name).decode() for name in self._client.smembers(keys.WORKERS)}  # type: ignore[arg-type]
         for child in self._children:
