@@ -51,9 +51,7 @@ def integer_sums(layout: Layout, codes: Codes, acts: list[Place], chains: int) -
     parts = layout.scales_per_32
     now = target()
     if layout.parted:
-        if _in_order(codes, acts) is kept:
-            return _parted_block(codes, acts)
-        return _chained(layout, forms.dot_parted, codes, acts, chains)
+        return _parted(codes, acts, chains)
     if now.vnni or (now.dotprod and layout.largest < 128):
         dot = forms.dot_us if now.vnni else forms.dot_ss
         return _chained(layout, dot, codes, acts, max(chains, parts))
@@ -78,10 +76,8 @@ def _in_order(codes: Codes, acts: list[Place]) -> Any:
 
 
 def _offsets(layout: Layout, act: Place, kind: Any) -> list[Lanes]:
-    """What the sums start from, for each part: -offset times the activations' sum, or where `A8_PARTED` lets them."""
+    """What the sums start from: -offset times the sum of the activations, for each part."""
     zero = filled(act.builder, kind, 0)
-    if layout.parted:
-        return [act.repeat(kind, PARTED_START)]
     if not layout.offset:
         return [zero] * layout.scales_per_32
     shift = layout.offset.bit_length() - 1
@@ -108,7 +104,6 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
     zero, keep = filled(acts[0].builder, kind, 0), _in_order(codes, acts)
     starts = [_offsets(layout, act, kind) for act in acts]
     first_of_part = chains // parts
-    fields = [0, PARTED_SIGNS] if layout.parted else [0]
     sums = [
         [[start[i // first_of_part] if i % first_of_part == 0 else zero for i in range(chains)] for start in starts]
         for _ in codes
@@ -116,34 +111,36 @@ def _chained(layout: Layout, dot: Any, codes: Codes, acts: list[Place], chains: 
     for j in range(8):
         each = [of(j) for of in codes]
         for token, act in enumerate(acts):
-            values = [act.repeat(bytes_, field + 4 * j).value for field in fields]
+            q = act.repeat(bytes_, 4 * j)
             for v, code in enumerate(each):
                 chain = sums[v][token]
                 before = chain[j * chains // 8]
-                total = Lanes(act.builder, kind, dot(act.builder, before.value, code.value, *values))
+                total = Lanes(q.builder, kind, dot(q.builder, before.value, code.value, q.value))
                 chain[j * chains // 8] = keep(total)
     return [[_merged(chain, parts) for chain in row] for row in sums]
 
 
-def _parted_block(codes: Codes, acts: list[Place]) -> list[list[list[Lanes]]]:
-    """`dot_parted` step by step for all groups of rows, in an order that needs no more registers than there are.
+def _parted(codes: Codes, acts: list[Place], chains: int) -> list[list[list[Lanes]]]:
+    """Products of sizes with codes that are flipped where the activation is negative.
 
-    Codes have none: each is loaded anew for each token, as an operand of the instruction that flips it.
+    Where registers are few, all groups of rows go step by step in the order written, and codes have none: each is
+    loaded anew for each token, as an operand of the instruction that flips it.
     """
-    builder, bytes_ = acts[0].builder, codes[0](0).kind
+    builder, bytes_, keep = acts[0].builder, codes[0](0).kind, _in_order(codes, acts)
     words, kind = vector("i16", bytes_.lanes // 2), vector("i32", bytes_.lanes // 4)
-    ones = filled(builder, words, 1)
-    sums = [[act.repeat(kind, PARTED_START) for act in acts] for _ in codes]
+    ones, zero = filled(builder, words, 1), filled(builder, kind, 0)
+    sums = [[[act.repeat(kind, PARTED_START), *[zero] * (chains - 1)] for act in acts] for _ in codes]
     for j in range(8):
         for token, act in enumerate(acts):
-            act.keep_order()
+            if keep is kept:
+                act.keep_order()
             signs, sizes = act.repeat(bytes_, PARTED_SIGNS + 4 * j), act.repeat(bytes_, 4 * j)
-            flipped = [kept(of(j) ^ signs) for of in codes]
-            pairs = [kept(Lanes(builder, words, forms.maddubs(builder, sizes.value, each.value))) for each in flipped]
-            wide = [kept(Lanes(builder, kind, forms.maddwd(builder, each.value, ones.value))) for each in pairs]
+            flipped = [keep(of(j) ^ signs) for of in codes]
+            pairs = [keep(Lanes(builder, words, forms.maddubs(builder, sizes.value, each.value))) for each in flipped]
+            wide = [keep(Lanes(builder, kind, forms.maddwd(builder, each.value, ones.value))) for each in pairs]
             for row, more in zip(sums, wide, strict=True):
-                row[token] = kept(row[token] + more)
-    return [[[total] for total in row] for row in sums]
+                row[token][j * chains // 8] = keep(row[token][j * chains // 8] + more)
+    return [[_merged(chain, 1) for chain in row] for row in sums]
 
 
 def _grouped(layout: Layout, codes: Codes, acts: list[Place]) -> list[list[list[Lanes]]]:

@@ -13,7 +13,6 @@ from prism_core.kernels.target import Target, target
 from prism_core.kernels.vectors import F16, F32, I8, I16, I32, by_width, call, shuffled
 
 __all__ = [
-    "dot_parted",
     "dot_ss",
     "dot_us",
     "float_to_half",
@@ -202,12 +201,6 @@ def dot_ss(builder: Any, total: Any, a: Any, b: Any) -> Any:
         return builder.add(total, builder.add(maddwd(builder, a0, b0), maddwd(builder, a1, b1)))
 
     return by_width(builder, forms, generic, [total, a, b])
-
-
-def dot_parted(builder: Any, total: Any, a: Any, size: Any, signs: Any) -> Any:
-    """total + 4 products per lane of a ^ signs and size, a signed, size at most 127 and signs 0 or -1."""
-    pairs = maddubs(builder, size, builder.xor(a, signs))
-    return builder.add(total, maddwd(builder, pairs, _splat(pairs.type, 1)))
 
 
 def _sdot(builder: Any, total: Any, a: Any, b: Any) -> Any:

@@ -127,7 +127,7 @@ def test_a_template_of_nothing_but_constants_costs_no_more_than_another():
     many = "".join(
         f"{{{{ '<{index:03}<<<<<<<<<<<<<<<<<<<<<<<<<<<<<' in messages[0].content }}}}" for index in range(1500)
     )
-    assert len(many) > 65_536
+    assert 65_536 < len(many) < 262_144
     chat = ChatTemplate(BPE, many)
     ids = chat.encode([{"role": "user", "content": "<001" + "<" * 200 + "<|im_end|>"}])
     assert control_of(BPE, ids) == []
