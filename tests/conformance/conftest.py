@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from broker.embedded import find_server
 from tests.brokers import PrivateBroker
 from tests.conformance.proxy import LossyProxy
 from tests.conformance.rig import Rig
+from tests.conformance.sides import QUICK, SIDES
 
 
 def _servers() -> dict[str, Path]:
@@ -64,3 +66,15 @@ def lossy(server: PrivateBroker) -> Iterator[LossyProxy]:
         proxy = LossyProxy(Path(folder) / "p", server.socket)
         yield proxy
         proxy.close()
+
+
+@pytest.fixture(params=sorted(SIDES))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def side(rig: Rig, server: PrivateBroker, kind: str) -> Iterator[Any]:
+    made = SIDES[kind](server.url, QUICK)
+    yield made
+    made.close()

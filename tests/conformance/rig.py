@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -131,6 +132,15 @@ class Rig:
 
     def reaper(self, **options: Any) -> Reaper:
         return Reaper(self.redis, self.config, **options)
+
+
+def eventually(what: Callable[[], Any], within_s: float = 10.0) -> Any:
+    """What `what` gives once it is true."""
+    deadline = time.monotonic() + within_s
+    while not (value := what()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+    return value
 
 
 def play(worker: WorkerStore, claim: Claim, ids: Sequence[int], **finish: Any) -> Outcome:

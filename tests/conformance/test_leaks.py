@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
-from typing import Any
 
 from broker import Client, keys
 from broker.connect import FEWEST
 from broker.hub import Hub
 from tests.brokers import PrivateBroker
-from tests.conformance.rig import Rig, begin, emit, must_take, play
+from tests.conformance.rig import Rig, begin, emit, eventually, must_take, play
 
 LASTING = {keys.BOOT, keys.STATS, keys.MODELS, keys.NAMES, keys.RQ_QUEUES}
 """What a pool keeps for as long as it lives, bounded by its models."""
-
-
-def eventually(what: Callable[[], Any], within_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (value := what()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-    return value
 
 
 def test_all_keys_of_a_pool_that_has_done_its_work_expire(rig: Rig) -> None:
@@ -48,9 +37,9 @@ def test_all_keys_of_a_pool_that_has_done_its_work_expire(rig: Rig) -> None:
     play(worker, claim, [], state="cancelled")
     short.cancel(short.submit(conversation="e").request)
     short.submit(conversation="f", priority="background")
-    eventually(lambda: short.reaper().tick().expired)
+    eventually(lambda: short.reaper().tick().expired, within_s=20)
     worker.leave()
-    eventually(lambda: {key.decode() for key in rig.redis.keys("*")} <= LASTING)
+    eventually(lambda: {key.decode() for key in rig.redis.keys("*")} <= LASTING, within_s=20)
     assert set(rig.redis.smembers(keys.RQ_QUEUES)) <= {
         name.encode() for name in (keys.open_queue(m, p) for m in ("", "toy+a8.1") for p in keys.PRIORITIES)
     }
@@ -69,12 +58,12 @@ def test_a_process_that_has_used_many_clients_and_streams_holds_nothing(rig: Rig
             assert request.result(timeout=20).state == "done"
 
     use()
-    connections = eventually(lambda: len(rig.redis.client_list()))
+    connections = eventually(lambda: len(rig.redis.client_list()), within_s=20)
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     for _ in range(20):
         use()
-    eventually(lambda: len(rig.redis.client_list()) <= connections)
+    eventually(lambda: len(rig.redis.client_list()) <= connections, within_s=20)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert threading.active_count() <= threads
 
@@ -88,6 +77,6 @@ def test_a_hub_needs_no_connection_of_its_pool_however_often_it_loses_its_own(ri
     assert hub.subscribe("news", 8).get(0.0) == []
     for _ in range(6):
         rig.redis.client_kill_filter(_type="pubsub")
-        eventually(lambda: rig.redis.publish("news", "x"))
+        eventually(lambda: rig.redis.publish("news", "x"), within_s=20)
     hub.close()
     few.close()

@@ -5,129 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from broker import Client, events, keys
+from broker import events, keys
 from broker.async_client import AsyncClient, AsyncRequest
 from broker.config import PoolConfig
-from broker.errors import ClientClosed, InvalidCursor, NotFound, ResultTimeout, StreamLost
+from broker.errors import ClientClosed, InvalidCursor, NotFound, StreamLost
 from broker.events import Event
 from tests.brokers import PrivateBroker
-from tests.conformance.rig import Rig, begin, check_stream, emit, end, must_take, play, tokens
-
-QUICK = PoolConfig(silence_ms=50, reader_outage_s=10.0)
-
-
-class SyncSide:
-    """The sync client, as the tests see either."""
-
-    def __init__(self, url: str, config: PoolConfig) -> None:
-        self.client = Client(url, config=config)
-
-    def events(self, request: str, **options: Any) -> Iterator[Event]:
-        return self.client.request(request).events(**options)
-
-    def result(self, request: str, **options: Any) -> Any:
-        return self.client.request(request).result(**options)
-
-    def submit(self, **options: Any) -> Any:
-        return self.client.submit(**options)
-
-    def close(self) -> None:
-        self.client.close()
-
-
-class AsyncSide:
-    """The asyncio client, driven from a loop in another thread."""
-
-    def __init__(self, url: str, config: PoolConfig) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.client = self.run(self._make(url, config))
-
-    async def _make(self, url: str, config: PoolConfig) -> AsyncClient:
-        return await AsyncClient(url, config=config).__aenter__()
-
-    def run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
-
-    def events(self, request: str, **options: Any) -> Iterator[Event]:
-        handle = self.run(self.client.request(request))
-        source = handle.events(**options)
-        try:
-            while True:
-                try:
-                    yield self.run(anext(source))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self.run(source.aclose())
-
-    def result(self, request: str, **options: Any) -> Any:
-        return self.run(self.run(self.client.request(request)).result(**options))
-
-    def submit(self, **options: Any) -> Any:
-        return self.run(self.client.submit(**options))
-
-    def close(self) -> None:
-        self.run(self.client.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-
-SIDES: dict[str, Callable[[str, PoolConfig], Any]] = {"sync": SyncSide, "async": AsyncSide}
-
-
-@pytest.fixture(params=sorted(SIDES))
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def side(rig: Rig, server: PrivateBroker, kind: str) -> Iterator[Any]:
-    made = SIDES[kind](server.url, QUICK)
-    yield made
-    made.close()
-
-
-def eventually(what: Callable[[], Any], within_s: float = 10.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (value := what()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
-    return value
-
-
-class Collecting:
-    """A reader in a thread of its own."""
-
-    def __init__(self, events: Iterator[Event], after_each: Callable[[Event], None] = lambda event: None) -> None:
-        self.got: list[Event] = []
-        self.error: BaseException | None = None
-        self._after_each = after_each
-        self._thread = threading.Thread(target=self._run, args=(events,), daemon=True)
-        self._thread.start()
-
-    def _run(self, events: Iterator[Event]) -> None:
-        try:
-            for event in events:
-                self.got.append(event)
-                self._after_each(event)
-        except BaseException as error:
-            self.error = error
-
-    def wait(self) -> list[Event]:
-        self._thread.join(30)
-        assert not self._thread.is_alive(), f"still reading after {len(self.got)} events"
-        if self.error is not None:
-            raise self.error
-        return self.got
+from tests.conformance.rig import Rig, begin, check_stream, emit, end, eventually, must_take, play, tokens
+from tests.conformance.sides import QUICK, SIDES, Collecting
 
 
 def test_an_ended_stream_is_replayed_whole(rig: Rig, side: Any) -> None:
@@ -431,82 +320,6 @@ def test_an_expired_log_is_a_lost_stream_but_the_result_is_there(rig: Rig, side:
             list(side.events(request, after=after))
     result = side.result(request)
     assert (result.state, result.reason, result.text, result.token_ids) == ("done", "stop", "<1><2>", [1, 2])
-
-
-def waited(side: Any, request: str) -> Collecting:
-    """Somebody who waits for a result; what comes is its state."""
-
-    def one() -> Iterator[Any]:
-        yield side.result(request, timeout=20).state
-
-    return Collecting(one())
-
-
-ENDS: dict[str, tuple[str, Callable[[Rig, str], object]]] = {
-    "finished": ("done", lambda rig, request: play(worker := rig.worker(), must_take(worker), [1])),
-    "failed": ("failed", lambda rig, request: end(worker := rig.worker(), must_take(worker), state="failed")),
-    "cancelled while queued": ("cancelled", lambda rig, request: rig.cancel(request)),
-    "cancelled with its worker lost": ("cancelled", lambda rig, request: lose_cancelled(rig, request)),
-    "expired": ("expired", lambda rig, request: (rig.age(request), rig.reaper().tick())),
-}
-
-
-def lose_cancelled(rig: Rig, request: str) -> None:
-    worker = rig.worker()
-    must_take(worker)
-    rig.cancel(request)
-    rig.kill(worker)
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_every_end_is_told_to_who_waits_and_no_token_is_sent_to_them(
-    rig: Rig, server: PrivateBroker, kind: str, how: str
-) -> None:
-    side = SIDES[kind](server.url, PoolConfig(silence_ms=60_000))
-    try:
-        request = rig.submit().request
-        waiting = waited(side, request)
-        eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 1)
-        assert rig.redis.pubsub_numsub(keys.request(request))[0][1] == 0
-        state, bring_about = ENDS[how]
-        bring_about(rig, request)
-        assert waiting.wait() == [state]
-        eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 0)
-    finally:
-        side.close()
-
-
-@pytest.mark.parametrize("loss", ["the record", "the data", "the boot id"])
-def test_who_waits_for_a_result_learns_that_it_is_lost(rig: Rig, side: Any, server: PrivateBroker, loss: str) -> None:
-    request = rig.submit().request
-    waiting = waited(side, request)
-    eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 1)
-    if loss == "the record":
-        rig.redis.delete(keys.request(request))
-    elif loss == "the data":
-        server.flush()
-    else:
-        rig.redis.set(keys.BOOT, "another")
-    with pytest.raises(StreamLost, match="does not exist" if loss == "the record" else "lost its data"):
-        waiting.wait()
-
-
-def test_a_result_is_waited_for(rig: Rig, side: Any) -> None:
-    worker = rig.worker()
-    request = side.submit(prompt="hello").id
-    with pytest.raises(ResultTimeout, match=request):
-        side.result(request, timeout=0.1)
-    got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(side.result(request, timeout=30)))
-    waiting.start()
-    claim = must_take(worker)
-    begin(worker, claim)
-    with pytest.raises(ResultTimeout):
-        side.result(request, timeout=0.1)
-    emit(worker, claim, [1])
-    end(worker, claim, ids=[1])
-    waiting.join(30)
-    assert [(result.state, result.text) for result in got] == [("done", "<1>")]
 
 
 def test_a_stream_survives_a_killed_broker_and_what_it_forgot_is_sent_again(

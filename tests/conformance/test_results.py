@@ -1,0 +1,92 @@
+"""Waiting for a result: told of every end, sent no token, and told when there is nothing to wait for any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker import keys
+from broker.config import PoolConfig
+from broker.errors import ResultTimeout, StreamLost
+from tests.brokers import PrivateBroker
+from tests.conformance.rig import Rig, begin, emit, end, eventually, must_take, play
+from tests.conformance.sides import SIDES, Collecting
+
+
+def waited(side: Any, request: str) -> Collecting:
+    """Somebody who waits for a result; what comes is its state."""
+
+    def one() -> Iterator[Any]:
+        yield side.result(request, timeout=20).state
+
+    return Collecting(one())
+
+
+ENDS: dict[str, tuple[str, Callable[[Rig, str], object]]] = {
+    "finished": ("done", lambda rig, request: play(worker := rig.worker(), must_take(worker), [1])),
+    "failed": ("failed", lambda rig, request: end(worker := rig.worker(), must_take(worker), state="failed")),
+    "cancelled while queued": ("cancelled", lambda rig, request: rig.cancel(request)),
+    "cancelled with its worker lost": ("cancelled", lambda rig, request: lose_cancelled(rig, request)),
+    "expired": ("expired", lambda rig, request: (rig.age(request), rig.reaper().tick())),
+}
+
+
+def lose_cancelled(rig: Rig, request: str) -> None:
+    worker = rig.worker()
+    must_take(worker)
+    rig.cancel(request)
+    rig.kill(worker)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_every_end_is_told_to_who_waits_and_no_token_is_sent_to_them(
+    rig: Rig, server: PrivateBroker, kind: str, how: str
+) -> None:
+    side = SIDES[kind](server.url, PoolConfig(silence_ms=60_000))
+    try:
+        request = rig.submit().request
+        waiting = waited(side, request)
+        eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 1)
+        assert rig.redis.pubsub_numsub(keys.request(request))[0][1] == 0
+        state, bring_about = ENDS[how]
+        bring_about(rig, request)
+        assert waiting.wait() == [state]
+        eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 0)
+    finally:
+        side.close()
+
+
+@pytest.mark.parametrize("loss", ["the record", "the data", "the boot id"])
+def test_who_waits_for_a_result_learns_that_it_is_lost(rig: Rig, side: Any, server: PrivateBroker, loss: str) -> None:
+    request = rig.submit().request
+    waiting = waited(side, request)
+    eventually(lambda: rig.redis.pubsub_numsub(keys.end(request))[0][1] == 1)
+    if loss == "the record":
+        rig.redis.delete(keys.request(request))
+    elif loss == "the data":
+        server.flush()
+    else:
+        rig.redis.set(keys.BOOT, "another")
+    with pytest.raises(StreamLost, match="does not exist" if loss == "the record" else "lost its data"):
+        waiting.wait()
+
+
+def test_a_result_is_waited_for(rig: Rig, side: Any) -> None:
+    worker = rig.worker()
+    request = side.submit(prompt="hello").id
+    with pytest.raises(ResultTimeout, match=request):
+        side.result(request, timeout=0.1)
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(side.result(request, timeout=30)))
+    waiting.start()
+    claim = must_take(worker)
+    begin(worker, claim)
+    with pytest.raises(ResultTimeout):
+        side.result(request, timeout=0.1)
+    emit(worker, claim, [1])
+    end(worker, claim, ids=[1])
+    waiting.join(30)
+    assert [(result.state, result.text) for result in got] == [("done", "<1>")]
