@@ -7,8 +7,8 @@ fenced) reaches the turn's cancellation object before the next decoder step; aft
 The decoder's thread never waits for the flusher's: it takes no lock in Python (a thread that the system sets aside
 while it holds one would hold up the decoder too), and while tokens keep coming it does not even wake it: on a busy
 machine the woken thread takes the waker's core. The flusher looks by itself every `TICK_S`, most likely while a kernel
-runs that does not hold the interpreter, and a decoder that is faster has its tokens sent two or more at a time. Only
-one that has dozed off, after `DOZE_TICKS` in vain, is woken by the next token.
+runs that does not hold the interpreter. A decoder that is faster has its tokens sent two or more at a time, and is then
+looked after every `LONG_TICK_S`. Only a flusher that has dozed off, after `DOZE_TICKS` in vain, is woken by a token.
 Not promised: that an emitted token is stored when `token` returns; `flush` waits for that.
 """
 
@@ -31,6 +31,7 @@ from workers.ledger import Ledger, Token
 
 POLL_S = 0.05
 TICK_S = 0.007  # with the append, less than a cancellation may take beyond a step, and than a reader can see
+LONG_TICK_S = 2 * TICK_S  # where a step is shorter than a tick: half the appends, and still 70 a second
 DOZE_TICKS = 4
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
@@ -75,6 +76,7 @@ class Flusher:
         self._clock = clock
         self._inbox: deque[_Item] = deque()  # filled by any thread, emptied by the flusher's
         self._kicks: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._tick_s = TICK_S
         self._idle_ticks = DOZE_TICKS
         self._dozing = False  # nothing but a kick, or the time of the next poll, ends the flusher's wait
         self._pending: deque[bytes | Token | _Mark] = deque()  # taken from the inbox, not yet numbered
@@ -98,22 +100,28 @@ class Flusher:
 
     def event(self, payload: bytes) -> None:
         """Queues a ready event, such as `start`, and sends it now."""
-        self._put(payload)
+        self._put_count += 1
+        self._inbox.append(payload)
         self._kicks.put(None)
 
     def token(self, token: int, text: str, logprob: Any = None) -> None:
         """Queues one emitted token and the text that it released."""
-        self._put((token, text, logprob))
+        self._put_count += 1
+        self._inbox.append((token, text, logprob))
         if self._dozing:
             self._kicks.put(None)
 
     def tail(self, text: str) -> None:
         """Queues text that was held back, after the last token."""
         if text:
-            self._put((None, text, None))
+            self._put_count += 1
+            self._inbox.append((None, text, None))
 
     def wait_for_room(self, check: Callable[[], None]) -> None:
         """Returns once there is room for another event; `check` is called each 100 ms meanwhile and may raise."""
+        # Asked for each token, in a cold cache: the usual case is told without another call.
+        if self._away_since is None and self._put_count - self._done_count < self._buffer_events:
+            return
         while not self._has_room():
             if self._cancellation.is_cancelled:
                 raise Cancelled("the turn was stopped while it waited for the broker")
@@ -163,10 +171,6 @@ class Flusher:
         """True once the broker said that this turn is not ours any more."""
         return self._dead
 
-    def _put(self, item: bytes | Token) -> None:
-        self._put_count += 1
-        self._inbox.append(item)
-
     def _ask(self, item: _Item) -> None:
         self._inbox.append(item)
         self._kicks.put(None)
@@ -199,7 +203,7 @@ class Flusher:
             wait_s = max(0.0, self._heard + self._poll_s - self._clock())
             self._dozing = self._idle_ticks >= DOZE_TICKS
             if not self._dozing:
-                wait_s = min(wait_s, TICK_S)
+                wait_s = min(wait_s, self._tick_s)
             elif self._inbox:  # a token that came before `_dozing` was set saw nobody to wake
                 wait_s = 0.0
             try:
@@ -210,6 +214,7 @@ class Flusher:
                 pass
             self._dozing = False
             self._idle_ticks = 0 if self._inbox else self._idle_ticks + 1
+            self._tick_s = LONG_TICK_S if len(self._inbox) > 1 else TICK_S
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, _Heal):

@@ -8,8 +8,10 @@ Not promised: that RQ's scheduled jobs are run; nothing of the pool is scheduled
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -33,7 +35,6 @@ from workers.worker import EXIT_DRAINED, EXIT_REAPED, incarnation
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.02
 DUTY_S = 0.1
 RQ_DUTY_S = 60.0
 MEMBERS_S = 1.0  # how often it is asked who is a member: nobody joins and is reaped in less than a lease
@@ -96,6 +97,7 @@ class Supervisor:
         self._stop_now = threading.Event()
         self._told_twice = False
         self._kill_at: float | None = None
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one kind that a signal handler may fill
         self._tick_due = self._rq_due = self._members_due = 0.0
         self.failure = ""
 
@@ -114,12 +116,13 @@ class Supervisor:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+        self._news.put(None)
 
     def run(self) -> None:
         """Spawns and watches until stopped. Raises `WorkersFailed` when no child can ever run."""
         try:
             while self._step():
-                time.sleep(TICK_S)
+                self._wait()
         finally:
             self._kill_all()
         if self.failure and not self._stop.is_set():
@@ -136,6 +139,15 @@ class Supervisor:
                 signal.signal(number, handler)
 
     # --- one step ------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Until a child ends, `stop` is called, or the next duties are due."""
+        with contextlib.suppress(queue.Empty):
+            self._news.get(timeout=DUTY_S)
+
+    def _tell_of_end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._news.put(None)
 
     def _step(self) -> bool:
         """False once there is nothing left to watch."""
@@ -182,6 +194,7 @@ class Supervisor:
             pass  # it died at once: the next step sees that
         child.process, child.started = process, self._clock()
         child.joined, child.gone_since = False, None
+        threading.Thread(target=self._tell_of_end, args=(process,), name=f"wait-{child.name}", daemon=True).start()
         log.info("worker started", extra={"worker": child.name, "pid": process.pid})
 
     def _exited(self, child: Child, code: int) -> None:

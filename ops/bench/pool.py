@@ -2,8 +2,8 @@
 
     python -m ops.bench.pool --model MODEL.gguf
 
-Every figure is measured on a pool of its own (fresh broker, two workers) through the public client, and is what remains
-after the engine's own time, which the end event reports. The promises are numbers of the pool protocol, section 9.
+Every figure is measured on a fresh pool (P10: of one worker, else of two) through the public client, and is what
+remains after the engine's own time, which the end event reports. The promises are those of the protocol, section 9.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from broker import Client, Request, embedded
 from broker.events import Event
-from prism_core.runtime import Generation, Limits, Prefill, Runtime
+from ops.bench import beside
 from workers.config import WorkerConfig
 from workers.main import DEFAULT_OPENER, resolve
 from workers.supervisor import Supervisor
@@ -63,7 +63,6 @@ class Bench:
 
     def __init__(self, client: Client, workers: int, model: Any) -> None:
         self.client, self.workers, self.model = client, workers, model
-        self.runtime = Runtime(model.decoder(), Limits(model.context_tokens, 8, 1 << 30))
 
     def overhead(self, rounds: int) -> list[Figure]:
         """P11: an idle pool, one token."""
@@ -77,22 +76,24 @@ class Bench:
         what = "submit to first token, beyond prefill and one step"
         return [Figure("P11", f"{what}, p{part * 100:.0f}", quantile(beyond, part), "ms", 50) for part in (0.5, 0.99)]
 
-    def decode(self, rounds: int, tokens: int) -> list[Figure]:
-        """P10: tokens per second of the pool over those of the bare Runtime, in turn."""
+    def decode(self, pairs: int, tokens: int) -> list[Figure]:
+        """P10: tokens per second of the pool's one worker over those of the bare Runtime in its process, in turn."""
+        prompt = [int(token) for token in self.model.tokenizer.encode(PROMPT)]
         ratios: list[float] = []
         flushes: list[float] = []
-        prompt = self.model.tokenizer.encode(PROMPT)
-        for _ in range(rounds):
-            stamps: list[float] = []
-            self.runtime.generate(
-                prompt, Generation(tokens), prefill=Prefill(128), emit=lambda _: stamps.append(time.perf_counter())  # noqa: B023
-            )  # fmt: skip
-            usage = self.client.submit(prompt=PROMPT, max_tokens=tokens).result(timeout=120).usage
-            spent = (usage["decode_us"] + usage["sampling_us"] + usage["emit_us"]) / 1e6
-            # A stop token ends both at the same place, so both made the same tokens.
-            bare = (stamps[-1] - stamps[0]) / max(1, len(stamps) - 1)
-            ratios.append(bare / (spent / max(1, usage["completion_tokens"])))
+
+        def pooled() -> float:
+            usage = self.client.submit(prompt=PROMPT, max_tokens=tokens, temperature=0).result(timeout=120).usage
             flushes.append(usage["flush_us"] / usage["flushes"] / 1000)
+            spent: int = usage["decode_us"] + usage["sampling_us"] + usage["emit_us"]
+            return spent / 1e6 / usage["completion_tokens"]
+
+        def bare() -> float:
+            return beside.bare_step(self.client.redis, prompt, tokens)
+
+        for sides in ((pooled, bare), (bare, pooled)) * (pairs // 2):  # who is second finds the machine as warm
+            took = {side: side() for side in sides}
+            ratios.append(took[bare] / took[pooled])
         return [
             Figure("P10", "pool decode over bare decode, median", statistics.median(ratios), "", 0.98, at_most=False),
             Figure("P10", "flush of one step, median", statistics.median(flushes), "ms", 1.0),
@@ -171,14 +172,23 @@ def quantile(values: list[float], part: float) -> float:
 
 
 @contextlib.contextmanager
-def pool_of(path: Path, opener: str, context: int | None, *, workers: int = 2) -> Iterator[tuple[Bench, float]]:
-    """A fresh pool of one-thread workers, and the seconds that its broker took to start."""
+def pool_of(
+    path: Path, opener: str, context: int | None, *, workers: int = 2, with_bare: bool = False
+) -> Iterator[tuple[Bench, float]]:
+    """A fresh pool of one-thread workers, and the seconds that its broker took to start.
+
+    `with_bare`: its one worker is ready for `Bench.decode`.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as home:
         began = time.monotonic()
         share = embedded.ensure(Path(home), idle_s=1.0)
         started = time.monotonic() - began
         config = WorkerConfig(model=str(path), redis_url=share.url, context_tokens=context)
-        supervisor = Supervisor(config, workers, opener=opener)
+        hooks: dict[str, Any] = {"opener": opener}
+        if with_bare:
+            environment = {beside.REAL_OPENER: opener}
+            hooks = {"opener": beside.OPENER, "prepare": beside.PREPARE, "environment": environment}
+        supervisor = Supervisor(config, workers, **hooks)
         watcher = threading.Thread(target=supervisor.run, name="supervisor")
         watcher.start()
         try:
@@ -208,9 +218,6 @@ def bench_pool(
         figures = [Figure("P17", "cold start of the broker", started, "s", 0.5)]
         say("submit to first token")
         figures += bench.overhead(rounds)
-        say("decode beside the bare Runtime")
-        # A single ratio swings by a tenth on a shared machine: many short pairs say more than few long ones.
-        figures += bench.decode(5 * rounds, 64)
         say("cancellation")
         figures += bench.cancel(rounds)
         what = "takeover gap after {}, beyond re-prefill, {}"
@@ -221,6 +228,11 @@ def bench_pool(
         gaps = bench.takeover(stalls, signal.SIGSTOP)
         lease = bench.client.config.lease_ms / 1000
         figures.append(Figure("P7", what.format("SIGSTOP", "most"), max(gaps, default=math.nan), "s", lease + 0.5))
+    with pool_of(path, opener, context, workers=1, with_bare=True) as (bench, _):
+        say("decode beside the bare Runtime")
+        # A single ratio swings by a twentieth on a shared machine, with what its neighbours do for a tenth of a second
+        # or so: many short pairs say more than few long ones.
+        figures += bench.decode(25 * rounds, 32)
     return figures
 
 

@@ -50,6 +50,7 @@ class Tokenizer:
         self._strip_space = strip_space
         self._types = vocabulary.types.tolist()
         self._bytes: dict[int, bytes] = {}
+        self._whole: dict[int, str] = {}
         self._always = SpecialTokens(_spellings(vocabulary, USER_DEFINED))
         self._parsed: SpecialTokens | None = None
 
@@ -188,7 +189,7 @@ class Tokenizer:
 
     def stream(self) -> TextStream:
         """A stream whose pieces join to what `decode` gives for all its ids."""
-        return TextStream(self.token_bytes, self._strip_space)
+        return TextStream(self.token_bytes, self._strip_space, self._whole)
 
 
 def check_text(text: str) -> None:

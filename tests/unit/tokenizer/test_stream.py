@@ -28,6 +28,21 @@ def test_the_stream_of_any_ids_joins_to_the_decoded_whole(kind, data):
         assert tokenizer.decode(ids[:count]).encode().startswith(given_out.removesuffix("�".encode()))
 
 
+@given(kind=kinds, data=st.data())
+def test_what_earlier_streams_have_seen_changes_no_piece(kind, data):
+    tokenizer = TOKENIZERS[kind]
+    used = data.draw(st.lists(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=12), min_size=1, max_size=4))
+    pieces = []
+    for forget in (True, False):
+        tokenizer._whole.clear()
+        for ids in used:
+            if forget:
+                tokenizer._whole.clear()
+            stream = tokenizer.stream()
+            pieces.append([*map(stream.push, ids), stream.finish()])
+    assert pieces[: len(used)] == pieces[len(used) :]
+
+
 @given(kind=kinds, text=st.text(max_size=60))
 def test_text_comes_back_whole_and_no_piece_holds_half_a_character(kind, text):
     tokenizer = TOKENIZERS[kind]

@@ -19,7 +19,7 @@ from tests.pool import wait_for
 from tests.toy import ToyModel
 from tests.unit.workers.rig import Rig
 from workers.cancellation import Halt, Progress, TurnCancellation
-from workers.flusher import Flusher
+from workers.flusher import LONG_TICK_S, TICK_S, Flusher
 from workers.ledger import MAX_EVENTS_PER_APPEND
 
 
@@ -151,6 +151,18 @@ def test_tokens_that_keep_coming_are_sent_a_few_at_a_time_and_wake_nobody(stage:
     assert woken == 0
     assert on.ids() == list(range(sent))
     assert on.flusher.appends < sent / 4
+
+
+def test_a_decoder_that_is_faster_than_the_tick_is_looked_after_half_as_often(stage: Make):
+    on = stage(poll_s=3600.0)
+    sent = 0
+    while on.flusher._tick_s < LONG_TICK_S:
+        on.flusher.token(sent, "a")
+        sent += 1
+    on.done()
+    wait_for(lambda: on.flusher._dozing, "the flusher to doze off")
+    assert on.flusher._tick_s == TICK_S
+    assert on.ids() == list(range(sent))
 
 
 def test_kinds_of_events_keep_their_order(stage: Make):
