@@ -31,7 +31,7 @@ from workers.ledger import Ledger, Token
 
 POLL_S = 0.05
 TICK_S = 0.007  # with the append, less than a cancellation may take beyond a step, and than a reader can see
-LONG_TICK_S = 2 * TICK_S  # where a step is shorter than a tick: half the appends, and still 70 a second
+LONG_TICK_S = 3 * TICK_S  # where a step is shorter than a tick: a third of the appends, and still 48 a second
 DOZE_TICKS = 4
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02

@@ -153,7 +153,7 @@ def test_tokens_that_keep_coming_are_sent_a_few_at_a_time_and_wake_nobody(stage:
     assert on.flusher.appends < sent / 4
 
 
-def test_a_decoder_that_is_faster_than_the_tick_is_looked_after_half_as_often(stage: Make):
+def test_a_decoder_that_is_faster_than_the_tick_is_looked_after_less_often(stage: Make):
     on = stage(poll_s=3600.0)
     sent = 0
     while on.flusher._tick_s < LONG_TICK_S:
