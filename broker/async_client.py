@@ -59,8 +59,8 @@ class AsyncRequest:
 
     async def result(self, timeout: float | None = None) -> Result:
         """Wait for the end. `ResultTimeout` after `timeout` seconds; the request goes on."""
-        await (await self.client.opened()).reader.wait(self.id, timeout)
-        return Result.of(await self.record())
+        reader = (await self.client.opened()).reader
+        return Result.of(await reader.at_end(self.id, self.record, timeout))
 
     async def cancel(self, reason: str = "") -> Cancelled:
         return await self.client.cancel(self.id, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio as aredis
 
@@ -18,6 +18,8 @@ from broker.reader import RETRY_S
 from broker.stream import HEAD_FIELDS, Head, Stream
 
 __all__ = ["AsyncReader"]
+
+T = TypeVar("T")
 
 
 class AsyncReader:
@@ -59,9 +61,16 @@ class AsyncReader:
         finally:
             subscription.close()
 
-    async def wait(self, request: str, timeout_s: float | None = None) -> None:
-        """Returns once the request has ended. Its tokens are neither sent nor read for that. Errors as of `events`."""
+    async def at_end(self, request: str, ask: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """`ask()`, a read of the broker, once the request has ended. Its tokens are neither sent nor read for that.
+
+        Errors as of `events`, and those of `ask`. The broker may be lost and come back at any point of this.
+        """
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        await self._wait(request, deadline)
+        return await self._patiently(ask, request, deadline)
+
+    async def _wait(self, request: str, deadline: float | None) -> None:
         head = await self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, None)
         if stream.has_ended(head):
@@ -93,10 +102,13 @@ class AsyncReader:
         stream = Stream(request, head, after)
         if stream.must_exist is not None:
             cursor = stream.must_exist
-            with translated():
-                entries: Any = await self._redis.xrange(stream.log_key, cursor, cursor)
+            entries = await self._patiently(lambda: self._entry(stream, cursor), request, deadline)
             stream.admit(bool(entries), head)
         return stream
+
+    async def _entry(self, stream: Stream, cursor: str) -> Any:
+        with translated():
+            return await self._redis.xrange(stream.log_key, cursor, cursor)
 
     async def _from_log(self, stream: Stream, deadline: float | None) -> AsyncIterator[Event]:
         """What the log holds after the stream's position; checks that the stream still lives if that is nothing."""
@@ -127,7 +139,7 @@ class AsyncReader:
         except NotFound:
             raise stream.gone(boot) from None
 
-    async def _patiently(self, ask: Callable[[], Awaitable[Any]], request: str, deadline: float | None) -> Any:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], request: str, deadline: float | None) -> T:
         """`ask()`, again and again through an outage of the broker."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._config.reader_outage_s
@@ -151,5 +163,5 @@ class AsyncReader:
             return silence
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise ResultTimeout(f"request {request} did not end in time; it goes on")
+            raise ResultTimeout(f"the end of request {request} was not seen in time; nothing is done to it")
         return min(silence, left)

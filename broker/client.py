@@ -78,8 +78,7 @@ class Request:
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end. `ResultTimeout` after `timeout` seconds; the request goes on."""
-        self.client.reader.wait(self.id, timeout)
-        return Result.of(self.record())
+        return Result.of(self.client.reader.at_end(self.id, self.record, timeout))
 
     def cancel(self, reason: str = "") -> Cancelled:
         """`cancelled`: it waited and has ended. `cancelling`: its worker stops at the next step. `ended`: too late."""

@@ -10,8 +10,8 @@ Errors: `NotFound`, `InvalidCursor`, `StreamLost`, `ResultTimeout`, `BrokerUnava
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import redis
 
@@ -26,6 +26,7 @@ from broker.stream import HEAD_FIELDS, Head, Stream
 __all__ = ["Reader"]
 
 RETRY_S = 0.1
+T = TypeVar("T")
 
 
 class Reader:
@@ -58,9 +59,16 @@ class Reader:
         finally:
             subscription.close()
 
-    def wait(self, request: str, timeout_s: float | None = None) -> None:
-        """Returns once the request has ended. Its tokens are neither sent nor read for that. Errors as of `events`."""
+    def at_end(self, request: str, ask: Callable[[], T], timeout_s: float | None = None) -> T:
+        """`ask()`, a read of the broker, once the request has ended. Its tokens are neither sent nor read for that.
+
+        Errors as of `events`, and those of `ask`. The broker may be lost and come back at any point of this.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._wait(request, deadline)
+        return self._patiently(ask, request, deadline)
+
+    def _wait(self, request: str, deadline: float | None) -> None:
         head = self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, None)
         if stream.has_ended(head):
@@ -91,10 +99,13 @@ class Reader:
         stream = Stream(request, head, after)
         if stream.must_exist is not None:
             cursor = stream.must_exist
-            with translated():
-                entries: Any = self._redis.xrange(stream.log_key, cursor, cursor)
+            entries = self._patiently(lambda: self._entry(stream, cursor), request, deadline)
             stream.admit(bool(entries), head)
         return stream
+
+    def _entry(self, stream: Stream, cursor: str) -> Any:
+        with translated():
+            return self._redis.xrange(stream.log_key, cursor, cursor)
 
     def _from_channel(self, stream: Stream, messages: list[bytes], deadline: float | None) -> Iterator[Event]:
         for event in stream.from_channel(messages):
@@ -131,7 +142,7 @@ class Reader:
         except NotFound:
             raise stream.gone(boot) from None
 
-    def _patiently(self, ask: Any, request: str, deadline: float | None) -> Any:
+    def _patiently(self, ask: Callable[[], T], request: str, deadline: float | None) -> T:
         """`ask()`, again and again through an outage of the broker."""
         until = time.monotonic() + self._config.reader_outage_s
         while True:
@@ -148,5 +159,5 @@ class Reader:
             return silence
         left = deadline - time.monotonic()
         if left <= 0:
-            raise ResultTimeout(f"request {request} did not end in time; it goes on")
+            raise ResultTimeout(f"the end of request {request} was not seen in time; nothing is done to it")
         return min(silence, left)

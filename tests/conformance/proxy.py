@@ -88,6 +88,30 @@ class LossyProxy:
         return False
 
 
+class AbsentProxy(LossyProxy):
+    """From command `leave_at` on, counted from 1, loses the replies of `commands` commands of any kind."""
+
+    def __init__(self, listen: Path, server: Path) -> None:
+        super().__init__(listen, server)
+        self._due = self._left = 0
+
+    def leave_at(self, command: int, *, commands: int) -> None:
+        with self._lock:
+            self._due, self._left = command, commands
+
+    @property
+    def back(self) -> bool:
+        """Whether it was away and is not any more."""
+        return self._due <= 0 and self._left == 0
+
+    def _count(self, command: bytes) -> bool:
+        with self._lock:
+            self._due -= 1
+            away = self._due <= 0 and self._left > 0
+            self._left -= away
+        return away
+
+
 class RudeProxy(LossyProxy):
     """While `rude`, hands replies on in pieces, in part, not at all, or when the next command is there already."""
 

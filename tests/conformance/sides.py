@@ -24,8 +24,13 @@ class SyncSide:
     def events(self, request: str, **options: Any) -> Iterator[Event]:
         return self.client.request(request).events(**options)
 
-    def result(self, request: str, **options: Any) -> Any:
-        return self.client.request(request).result(**options)
+    def handle(self, request: str) -> Any:
+        return self.client.request(request)
+
+    def result(self, request: str | Any, **options: Any) -> Any:
+        """Of a request's id or its handle."""
+        handle = self.handle(request) if isinstance(request, str) else request
+        return handle.result(**options)
 
     def submit(self, **options: Any) -> Any:
         return self.client.submit(**options)
@@ -61,8 +66,12 @@ class AsyncSide:
         finally:
             self.run(source.aclose())
 
-    def result(self, request: str, **options: Any) -> Any:
-        return self.run(self.run(self.client.request(request)).result(**options))
+    def handle(self, request: str) -> Any:
+        return self.run(self.client.request(request))
+
+    def result(self, request: str | Any, **options: Any) -> Any:
+        handle = self.handle(request) if isinstance(request, str) else request
+        return self.run(handle.result(**options))
 
     def submit(self, **options: Any) -> Any:
         return self.run(self.client.submit(**options))

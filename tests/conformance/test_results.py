@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import keys
 from broker.config import PoolConfig
+from broker.connect import TRIES
 from broker.errors import ResultTimeout, StreamLost
 from tests.brokers import PrivateBroker
+from tests.conformance.proxy import AbsentProxy
 from tests.conformance.rig import Rig, begin, emit, end, eventually, must_take, play
-from tests.conformance.sides import SIDES, Collecting
+from tests.conformance.sides import QUICK, SIDES, Collecting
 
 
 def waited(side: Any, request: str) -> Collecting:
@@ -90,3 +94,27 @@ def test_a_result_is_waited_for(rig: Rig, side: Any) -> None:
     end(worker, claim, ids=[1])
     waiting.join(30)
     assert [(result.state, result.text) for result in got] == [("done", "<1>")]
+
+
+def test_a_result_comes_although_the_broker_goes_away_at_any_of_its_commands(
+    rig: Rig, server: PrivateBroker, kind: str
+) -> None:
+    """For longer than a client repeats a command by itself."""
+    request = rig.submit().request
+    play(worker := rig.worker(), must_take(worker), [1])
+    with tempfile.TemporaryDirectory(prefix="pz") as folder:
+        proxy = AbsentProxy(Path(folder) / "p", Path(server.url.removeprefix("unix://")))
+        side = SIDES[kind](proxy.url, QUICK)
+        try:
+            handle = side.handle(request)
+            survived = 0
+            while True:
+                proxy.leave_at(survived + 1, commands=6 * TRIES)
+                assert side.result(handle, timeout=20).state == "done"
+                if not proxy.back:
+                    break
+                survived += 1
+            assert survived >= 3, "where it stands, the boot id, the record"
+        finally:
+            side.close()
+            proxy.close()
