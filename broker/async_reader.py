@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -10,9 +11,10 @@ import redis.asyncio as aredis
 
 from broker import keys
 from broker.async_hub import AsyncHub
+from broker.calls import Record
 from broker.config import PoolConfig
 from broker.errors import BrokerUnavailable, NotFound, ResultTimeout
-from broker.events import Event
+from broker.events import TERMINAL, Event
 from broker.failures import translated
 from broker.reader import RETRY_S
 from broker.stream import HEAD_FIELDS, Head, Stream
@@ -61,20 +63,28 @@ class AsyncReader:
         finally:
             subscription.close()
 
-    async def at_end(self, request: str, ask: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """`ask()`, a read of the broker, once the request has ended. Its tokens are neither sent nor read for that.
+    async def at_end(
+        self, request: str, ask: Callable[[], Awaitable[Record]], timeout_s: float | None = None
+    ) -> Record:
+        """The record of an ended request, which `ask()` reads, once it has ended. No token is sent or read for that.
 
-        Errors as of `events`, and those of `ask`. The broker may be lost and come back at any point of this.
+        Errors as of `events`. The broker may be lost at any point of this, and come back without its last moments.
         """
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        await self._wait(request, deadline)
-        return await self._patiently(ask, request, deadline)
-
-    async def _wait(self, request: str, deadline: float | None) -> None:
         head = await self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, None)
-        if stream.has_ended(head):
-            return
+        while True:
+            if not stream.has_ended(head):
+                await self._wait(stream, deadline)
+            with contextlib.suppress(NotFound):
+                record = await self._patiently(ask, request, deadline)
+                if record.state in TERMINAL:
+                    return record
+            values, boot = await self._patiently(lambda: self._standing(request), request, deadline)
+            head = self._known(stream, values, boot)
+
+    async def _wait(self, stream: Stream, deadline: float | None) -> None:
+        request = stream.request
         subscription = await self._hub.subscribe(keys.end(request), 1)
         try:
             while True:
@@ -101,20 +111,18 @@ class AsyncReader:
         head: Head = await self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, after)
         if stream.must_exist is not None:
-            cursor = stream.must_exist
-            entries = await self._patiently(lambda: self._entry(stream, cursor), request, deadline)
-            stream.admit(bool(entries), head)
+            at = stream.must_exist
+            values, boot, entries = await self._patiently(lambda: self._page(stream, at, at), request, deadline)
+            stream.admit(bool(entries), self._known(stream, values, boot))
         return stream
-
-    async def _entry(self, stream: Stream, cursor: str) -> Any:
-        with translated():
-            return await self._redis.xrange(stream.log_key, cursor, cursor)
 
     async def _from_log(self, stream: Stream, deadline: float | None) -> AsyncIterator[Event]:
         """What the log holds after the stream's position; checks that the stream still lives if that is nothing."""
         first = True
         while not stream.ended:
-            values, boot, entries = await self._patiently(lambda: self._page(stream), stream.request, deadline)
+            values, boot, entries = await self._patiently(
+                lambda: self._page(stream, stream.log_after), stream.request, deadline
+            )
             for event in stream.from_log(entries):
                 yield event
             if len(entries) < self._config.read_page:
@@ -123,12 +131,13 @@ class AsyncReader:
                 return
             first = False
 
-    async def _page(self, stream: Stream) -> tuple[Any, Any, Any]:
+    async def _page(self, stream: Stream, first: str, last: str = "+") -> tuple[Any, Any, Any]:
+        """Where the request stands and the log's entries `first..last`, all of one moment or nearly."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.hmget(stream.channel, list(HEAD_FIELDS))
                 pipe.get(keys.BOOT)
-                pipe.xrange(stream.log_key, stream.log_after, "+", count=self._config.read_page)
+                pipe.xrange(stream.log_key, first, last, count=self._config.read_page)
                 values, boot, entries = await pipe.execute()
         return values, boot, entries
 
@@ -163,5 +172,5 @@ class AsyncReader:
             return silence
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise ResultTimeout(f"the end of request {request} was not seen in time; nothing is done to it")
+            raise ResultTimeout(f"request {request}: the time to wait for it is over; nothing is done to it")
         return min(silence, left)

@@ -67,4 +67,4 @@ class InvalidCursor(PrismError, ValueError):
 
 
 class ResultTimeout(PrismError, TimeoutError):
-    """The request did not end within the time that the caller gave; it goes on."""
+    """The request did not end, or its record did not come, within the time that the caller gave; it is left alone."""

@@ -207,10 +207,9 @@ class Guardian:
 
 def _ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
     """Whether a child has ended after at most so long. Where the kernel tells, nobody need ask 20 times a second."""
-    try:
-        handle = os.pidfd_open(child.pid)
-    except (AttributeError, OSError):
-        handle = None
+    handle = None
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(child.pid) if sys.platform == "linux" else None
     if handle is not None:
         try:
             select.select([handle], [], [], seconds)

@@ -9,6 +9,7 @@ Errors: `NotFound`, `InvalidCursor`, `StreamLost`, `ResultTimeout`, `BrokerUnava
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from typing import Any, TypeVar
 import redis
 
 from broker import keys
+from broker.calls import Record
 from broker.config import PoolConfig
 from broker.errors import BrokerUnavailable, NotFound, ResultTimeout
-from broker.events import Event
+from broker.events import TERMINAL, Event
 from broker.failures import translated
 from broker.hub import Hub
 from broker.stream import HEAD_FIELDS, Head, Stream
@@ -59,20 +61,26 @@ class Reader:
         finally:
             subscription.close()
 
-    def at_end(self, request: str, ask: Callable[[], T], timeout_s: float | None = None) -> T:
-        """`ask()`, a read of the broker, once the request has ended. Its tokens are neither sent nor read for that.
+    def at_end(self, request: str, ask: Callable[[], Record], timeout_s: float | None = None) -> Record:
+        """The record of an ended request, which `ask()` reads, once it has ended. No token is sent or read for that.
 
-        Errors as of `events`, and those of `ask`. The broker may be lost and come back at any point of this.
+        Errors as of `events`. The broker may be lost at any point of this, and come back without its last moments.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._wait(request, deadline)
-        return self._patiently(ask, request, deadline)
-
-    def _wait(self, request: str, deadline: float | None) -> None:
         head = self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, None)
-        if stream.has_ended(head):
-            return
+        while True:
+            if not stream.has_ended(head):
+                self._wait(stream, deadline)
+            with contextlib.suppress(NotFound):
+                record = self._patiently(ask, request, deadline)
+                if record.state in TERMINAL:
+                    return record
+            values, boot = self._patiently(lambda: self._standing(request), request, deadline)
+            head = self._known(stream, values, boot)
+
+    def _wait(self, stream: Stream, deadline: float | None) -> None:
+        request = stream.request
         subscription = self._hub.subscribe(keys.end(request), 1)
         try:
             while True:
@@ -98,14 +106,10 @@ class Reader:
         head = self._patiently(lambda: self.head(request), request, deadline)
         stream = Stream(request, head, after)
         if stream.must_exist is not None:
-            cursor = stream.must_exist
-            entries = self._patiently(lambda: self._entry(stream, cursor), request, deadline)
-            stream.admit(bool(entries), head)
+            at = stream.must_exist
+            values, boot, entries = self._patiently(lambda: self._page(stream, at, at), request, deadline)
+            stream.admit(bool(entries), self._known(stream, values, boot))
         return stream
-
-    def _entry(self, stream: Stream, cursor: str) -> Any:
-        with translated():
-            return self._redis.xrange(stream.log_key, cursor, cursor)
 
     def _from_channel(self, stream: Stream, messages: list[bytes], deadline: float | None) -> Iterator[Event]:
         for event in stream.from_channel(messages):
@@ -119,7 +123,9 @@ class Reader:
         """What the log holds after the stream's position; checks that the stream still lives if that is nothing."""
         first = True
         while not stream.ended:
-            values, boot, entries = self._patiently(lambda: self._page(stream), stream.request, deadline)
+            values, boot, entries = self._patiently(
+                lambda: self._page(stream, stream.log_after), stream.request, deadline
+            )
             yield from stream.from_log(entries)
             if len(entries) < self._config.read_page:
                 if first and not entries:
@@ -127,11 +133,12 @@ class Reader:
                 return
             first = False
 
-    def _page(self, stream: Stream) -> tuple[Any, Any, Any]:
+    def _page(self, stream: Stream, first: str, last: str = "+") -> tuple[Any, Any, Any]:
+        """Where the request stands and the log's entries `first..last`, all of one moment or nearly."""
         with translated(), self._redis.pipeline(transaction=False) as pipe:
             pipe.hmget(stream.channel, list(HEAD_FIELDS))
             pipe.get(keys.BOOT)
-            pipe.xrange(stream.log_key, stream.log_after, "+", count=self._config.read_page)
+            pipe.xrange(stream.log_key, first, last, count=self._config.read_page)
             values, boot, entries = pipe.execute()
         return values, boot, entries
 
@@ -159,5 +166,5 @@ class Reader:
             return silence
         left = deadline - time.monotonic()
         if left <= 0:
-            raise ResultTimeout(f"the end of request {request} was not seen in time; nothing is done to it")
+            raise ResultTimeout(f"request {request}: the time to wait for it is over; nothing is done to it")
         return min(silence, left)

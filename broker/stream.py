@@ -76,6 +76,8 @@ class Stream:
     def admit(self, found: bool, head: Head) -> None:
         """Answer to `must_exist`: refuse a cursor of another life of the stream."""
         if not found:
+            if head.boot != self._boot:
+                raise self._data_lost()
             if head.state in TERMINAL and head.last.ev:
                 raise StreamLost(self._expired() + f" (or it never had event {self.must_exist})")
             raise InvalidCursor(f"request {self.request} has no event {self.must_exist}")

@@ -30,8 +30,9 @@ from workers.cancellation import Halt, TurnCancellation
 from workers.ledger import Ledger, Token
 
 POLL_S = 0.05
-TICK_S = 0.007  # with the append, less than a cancellation may take beyond a step, and than a reader can see
-LONG_TICK_S = 3 * TICK_S  # where a step is shorter than a tick: a third of the appends, and still 48 a second
+TICK_S = 0.007  # less than a reader can see; a cancellation does not wait for it, it comes by `look`
+LONG_TICKS = 3
+LONG_TICK_S = LONG_TICKS * TICK_S  # where a step is shorter than a tick: a third of the appends, and still 45 a second
 DOZE_TICKS = 4
 SLICE_S = 0.1
 FIRST_RETRY_S = 0.02
@@ -214,7 +215,8 @@ class Flusher:
                 pass
             self._dozing = False
             self._idle_ticks = 0 if self._inbox else self._idle_ticks + 1
-            self._tick_s = LONG_TICK_S if len(self._inbox) > 1 else TICK_S
+            a_tick_each = LONG_TICKS if self._tick_s == LONG_TICK_S else 1
+            self._tick_s = LONG_TICK_S if len(self._inbox) > a_tick_each else TICK_S
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, _Heal):

@@ -93,8 +93,8 @@ class Supervisor:
         self._children = [Child() for _ in range(workers)]
         self._client = connect(config.redis_url).redis
         self._reaper = Reaper(self._client, PoolConfig(**self._pool), clock=clock)
-        self._stop = threading.Event()
-        self._stop_now = threading.Event()
+        # Set in a signal handler, which a second signal may interrupt: nothing there may take a lock, as an Event does.
+        self._stop = self._stop_now = False
         self._told_twice = False
         self._kill_at: float | None = None
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one kind that a signal handler may fill
@@ -113,9 +113,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """First call: drain. Second call: stop now. Safe in a signal handler and from any thread."""
-        if self._stop.is_set():
-            self._stop_now.set()
-        self._stop.set()
+        self._stop_now = self._stop
+        self._stop = True
         self._news.put(None)
 
     def run(self) -> None:
@@ -125,7 +124,7 @@ class Supervisor:
                 self._wait()
         finally:
             self._kill_all()
-        if self.failure and not self._stop.is_set():
+        if self.failure and not self._stop:
             raise WorkersFailed(self.failure)
 
     def run_with_signals(self) -> None:
@@ -141,7 +140,7 @@ class Supervisor:
     # --- one step ------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Until a child ends, `stop` is called, or the next duties are due."""
+        """Until a child ends or `stop` is called, and for no longer than duties may wait."""
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=DUTY_S)
 
@@ -154,7 +153,7 @@ class Supervisor:
         for child in self._children:
             self._watch(child)
         self._duties()
-        if self._stop.is_set():
+        if self._stop:
             self._end()
             return any(child.process is not None for child in self._children)
         return not all(child.done for child in self._children)
@@ -165,7 +164,7 @@ class Supervisor:
             if code is None:
                 return
             self._exited(child, code)
-        if not child.done and not self._stop.is_set() and self._clock() >= child.start_at:
+        if not child.done and not self._stop and self._clock() >= child.start_at:
             self._spawn(child)
 
     def _spawn(self, child: Child) -> None:
@@ -292,10 +291,11 @@ class Supervisor:
         if self._kill_at is None:
             self._kill_at = now + self._config.grace_s + LATE_S
             self._signal_all()
-        if self._stop_now.is_set() and not self._told_twice:
-            self._told_twice = True
-            self._kill_at = min(self._kill_at, now + LATE_S)
-            self._signal_all()
+        if self._stop_now:
+            if not self._told_twice:
+                self._told_twice = True
+                self._kill_at = min(self._kill_at, now + LATE_S)
+            self._signal_all()  # at every step: a child takes two signals that come close together for one
         if now >= self._kill_at:
             self._kill_all()
 

@@ -56,8 +56,8 @@ HASTY_TICK_S = 0.001
 
 
 def hasten(store: WorkerStore) -> None:
-    """For `Orders.prepare`: every other worker sends its tokens as they come, so that a storm of a tiny, fast model has
-    many events of one token beside those of many."""
+    """For `Orders.prepare`: about half of the workers send their tokens as they come, so that a storm of a tiny,
+    fast model has many events of one token beside those of many."""
     if store.worker.encode()[-1] % 2:
         flusher.TICK_S = flusher.LONG_TICK_S = HASTY_TICK_S
 

@@ -86,7 +86,7 @@ class Bench:
             usage = self.client.submit(prompt=PROMPT, max_tokens=tokens, temperature=0).result(timeout=120).usage
             flushes.append(usage["flush_us"] / usage["flushes"] / 1000)
             spent: int = usage["decode_us"] + usage["sampling_us"] + usage["emit_us"]
-            return spent / 1e6 / usage["completion_tokens"]
+            return spent / 1e6 / max(1, usage["completion_tokens"])
 
         def bare() -> float:
             return beside.bare_step(self.client.redis, prompt, tokens)

@@ -18,14 +18,15 @@ class TextStream:
     def __init__(self, token_bytes: Callable[[int], bytes], strip_space: bool, whole: dict[int, str]) -> None:
         """`whole`: texts of ids that are whole characters by themselves; all streams of a vocabulary fill and use it.
 
-        After a decoder step the processor's caches hold nothing of ours: decoding bytes then takes four times as long.
+        After a decoder step the processor's caches hold nothing of ours: then a decoder of bytes takes 12 us, a look
+        into `whole` 3.
         """
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip_space = strip_space
         self._whole = whole
+        # Nothing is held back and no space is to be stripped: the text of an id depends on the id alone.
         self._between = not strip_space
-        """Nothing is held back and no space is to be stripped: the text of an id depends on the id alone."""
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, possibly empty; InvalidRequest if it is no id of the vocabulary."""

@@ -20,6 +20,7 @@ class SyncSide:
 
     def __init__(self, url: str, config: PoolConfig) -> None:
         self.client = Client(url, config=config)
+        self.reader: Any = self.client.reader
 
     def events(self, request: str, **options: Any) -> Iterator[Event]:
         return self.client.request(request).events(**options)
@@ -47,6 +48,7 @@ class AsyncSide:
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.client = self.run(self._make(url, config))
+        self.reader: Any = self.run(self.client.opened()).reader
 
     async def _make(self, url: str, config: PoolConfig) -> AsyncClient:
         return await AsyncClient(url, config=config).__aenter__()

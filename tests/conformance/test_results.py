@@ -118,3 +118,32 @@ def test_a_result_comes_although_the_broker_goes_away_at_any_of_its_commands(
         finally:
             side.close()
             proxy.close()
+
+
+@pytest.mark.parametrize("loss", ["its last moments", "the record", "the data"])
+def test_a_broker_that_comes_back_poorer_before_the_record_is_read_gives_no_half_result(
+    rig: Rig, side: Any, server: PrivateBroker, loss: str
+) -> None:
+    request = rig.submit().request
+    play(worker := rig.worker(), must_take(worker), [1])
+    record, calls = side.client.record, []
+
+    def poorer(name: str) -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            if loss == "its last moments":
+                rig.redis.hset(keys.request(name), "state", "running")
+                threading.Timer(0.3, rig.redis.hset, (keys.request(name), "state", "done")).start()
+            elif loss == "the record":
+                rig.redis.delete(keys.request(name))
+            else:
+                server.flush()
+        return record(name)
+
+    side.client.record = poorer
+    if loss == "its last moments":
+        assert side.result(request, timeout=20).state == "done"
+        assert len(calls) == 2
+    else:
+        with pytest.raises(StreamLost, match="does not exist" if loss == "the record" else "lost its data"):
+            side.result(request, timeout=20)

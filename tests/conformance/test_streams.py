@@ -108,6 +108,25 @@ def test_a_bad_cursor_is_an_error_and_never_the_start(rig: Rig, side: Any, curso
         assert raised.type is InvalidCursor
 
 
+def test_a_good_cursor_is_not_called_bad_when_the_broker_loses_its_data(
+    rig: Rig, side: Any, server: PrivateBroker
+) -> None:
+    worker = rig.worker()
+    request = rig.submit().request
+    claim = must_take(worker)
+    begin(worker, claim)
+    emit(worker, claim, [1])
+    page = side.reader._page
+
+    def late(*arguments: Any) -> Any:
+        server.flush()
+        return page(*arguments)
+
+    side.reader._page = late
+    with pytest.raises(StreamLost, match="lost its data"):
+        list(side.events(request, after="1-1"))
+
+
 def test_an_unknown_or_foreign_request_is_not_found(rig: Rig, side: Any) -> None:
     foreign = rig.submit(owner="somebody").request
     for request in (keys.new_ulid(), foreign):

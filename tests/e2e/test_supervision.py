@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -48,7 +50,7 @@ def alive(pid: int) -> bool:
 
 def test_the_workers_of_a_killed_supervisor_die_and_another_host_takes_their_turns_over(tmp_path: Path):
     with Pool(tmp_path, 1, model=SLOW, pool=FAST) as pool:
-        first = pool.submit(prompt="mine", max_tokens=500)
+        first = pool.submit(prompt="mine", max_tokens=1000)  # longer than the other worker takes to come
         pool.follow(first, lambda story: len(story.ids) >= 5)
         other = supervised(pool.broker)
         try:
@@ -64,7 +66,7 @@ def test_the_workers_of_a_killed_supervisor_die_and_another_host_takes_their_tur
         wait_for(lambda: not alive(pid), "the orphan to die", 10)
         assert pool.follow(second).ids == bare("theirs", 300)
         assert worker not in pool.workers()
-        assert pool.follow(first).ids == bare("mine", 500)
+        assert pool.follow(first).ids == bare("mine", 1000)
 
 
 def test_a_sigterm_drains_and_a_second_one_stops_at_once(broker: PrivateBroker):
@@ -85,6 +87,58 @@ def test_a_sigterm_drains_and_a_second_one_stops_at_once(broker: PrivateBroker):
     assert story.moves == ["drain"]
     assert pool.record(request)["state"] == b"queued"
     assert not pool.workers()
+
+
+def test_two_stops_in_a_row_end_a_busy_worker_at_once(tmp_path: Path):
+    with Pool(tmp_path, 1, model=SLOW) as pool:
+        request = pool.submit(prompt="long", max_tokens=4000)
+        pool.follow(request, lambda story: len(story.ids) >= 5)
+        pool.supervisor.stop()
+        pool.supervisor.stop()
+        story = pool.follow(request, lambda story: bool(story.moves))
+        assert story.moves == ["drain"], "handed back by the worker, not taken from one that had to be killed"
+
+
+def test_a_stop_may_interrupt_another_one_anywhere(broker: PrivateBroker):
+    """As signal handlers do: at no point may the inner one wait for what the outer one holds."""
+    supervisor = Supervisor(WorkerConfig(model="x", redis_url=broker.url), 1)
+
+    def interrupted_at(moment: int) -> int:
+        """How many moments there were."""
+        supervisor._stop = supervisor._stop_now = False
+        seen = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal seen
+            frame.f_trace_opcodes = True
+            seen += event == "opcode"
+            if seen == moment:
+                sys.settrace(None)
+                supervisor.stop()
+                return None
+            return trace
+
+        sys.settrace(trace)
+        try:
+            supervisor.stop()
+        finally:
+            sys.settrace(None)
+        return seen
+
+    def everywhere() -> None:
+        moments.append(interrupted_at(-1))
+        for moment in range(1, moments[0] + 1):
+            interrupted_at(moment)
+            told.append(supervisor._stop)
+
+    moments: list[int] = []
+    told: list[bool] = []
+    thread = threading.Thread(target=everywhere, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), f"it hangs when interrupted at moment {len(told) + 1}"
+    assert moments[0] > 10
+    assert told == [True] * moments[0]
 
 
 def test_a_model_that_cannot_be_opened_ends_the_supervisor_with_one_clear_error(broker: PrivateBroker, tmp_path: Path):

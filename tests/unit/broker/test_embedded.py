@@ -355,3 +355,17 @@ def test_a_server_out_of_memory_refuses_and_keeps_what_it_has(server: PrivateBro
         assert kept.record().state == "queued"
         assert client.redis.zcard("prism:live") == 1
         assert client.redis.keys("prism:c:*") == []
+
+
+@pytest.mark.parametrize("how", ["linux", "darwin", "no such call"])
+def test_a_guardian_sees_its_servers_end_whatever_the_kernel_offers(monkeypatch: pytest.MonkeyPatch, how: str):
+    if how == "no such call":
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: os.stat("/no such file"), raising=False)
+    else:
+        monkeypatch.setattr(sys, "platform", how)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    assert not guardian._ends_within(child, 0.05)
+    child.stdin.close()
+    assert guardian._ends_within(child, 60.0)
+    assert guardian._ends_within(child, 0.0)
